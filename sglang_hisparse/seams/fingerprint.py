@@ -1,8 +1,9 @@
-"""Fingerprints of function bodies: a signature check alone misses most of what changes between SGLang releases.
+"""Fingerprints of function bodies: a signature check alone misses most changes between SGLang releases.
 
-A fingerprint is `(params, body)`: the parameter names, and 16 hex digits over the syntax tree without docstrings
-(comments and layout do not count; decorators, defaults and annotations do). It can be taken from a live object or
-from a source file that is never imported; both give the same value, on every Python from 3.11 on.
+A fingerprint is `(params, body)`: the parameter names, and 16 hex digits over the syntax tree without
+docstrings (comments and layout do not count; decorators, defaults and annotations do). It can be taken from a
+live object or from a source file that is never imported; both give the same value, on every Python from 3.11
+on.
 
 `python -m sglang_hisparse.seams.fingerprint TARGET...` prints the two values of a seam table row.
 """
@@ -25,7 +26,7 @@ Fingerprint = tuple[tuple[str, ...], str]
 NO_SOURCE: Fingerprint = ((), "")
 """Fingerprint of an object that is neither a function nor a class: only its presence can be checked."""
 
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class FingerprintError(LookupError):
@@ -35,48 +36,53 @@ class FingerprintError(LookupError):
 def fingerprint(target: Any) -> Fingerprint:
     """Fingerprint a live function, method, property, static or class method, or class.
 
-    Decorators and other plugins' `functools.wraps` wrappers are looked through: the value is that of the innermost
-    function. Raises `FingerprintError` when its source cannot be read.
+    Decorators and other plugins' `functools.wraps` wrappers are looked through: the value is that of the
+    innermost function. Raises `FingerprintError` when its source cannot be read.
     """
     function = innermost(target)
-    if not isinstance(function, FunctionType | type):
-        return NO_SOURCE
+    return _of_node(definition(function)) if isinstance(function, FunctionType | type) else NO_SOURCE
+
+
+def definition(function: FunctionType | type) -> Definition:
+    """Syntax tree of a live function or class. Raises `FingerprintError` when its source cannot be read."""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError) as error:
         raise FingerprintError(f"no source for {function!r}: {error}") from error
-    # `if 1:` carries the indentation of a method; dedenting would change the text of multi-line strings in it.
+    # `if 1:` carries the indentation of a method: dedenting would change multi-line strings in it.
     tree = ast.parse("if 1:\n" + source if source[:1].isspace() else source)
-    node = next((node for node in ast.walk(tree) if isinstance(node, _Definition)), None)
+    node = next((node for node in ast.walk(tree) if isinstance(node, Definition)), None)
     if node is None:
         raise FingerprintError(f"{function!r} is not made by `def` or `class`: it has no body to compare")
-    return _of_node(node)
+    return node
 
 
 def fingerprint_source(path: str | Path, qualname: str) -> Fingerprint:
     """Fingerprint `qualname` in the file `path` without importing it.
 
-    A plain name bound by an assignment gives `NO_SOURCE`. A property gives its getter. Raises `FingerprintError`
-    when the file or the name is missing, or when the name has several different definitions (say under an `if`).
+    A plain name bound by an assignment gives `NO_SOURCE`. A property gives its getter. Raises
+    `FingerprintError` when the file or the name is missing, or when the name has several different
+    definitions (say under an `if`).
     """
     scope: ast.AST = _parse(Path(path))
     parts = qualname.split(".")
     for depth, name in enumerate(parts):
         found = [node for node in _bindings(scope) if name in _names(node)]
-        definitions = [node for node in found if isinstance(node, _Definition) and not _is_accessory(node)]
+        definitions = [node for node in found if isinstance(node, Definition) and not _is_accessory(node)]
         if not found:
             raise FingerprintError(f"{path} does not define {'.'.join(parts[: depth + 1])}")
         if not definitions:
             return NO_SOURCE
         if len({_of_node(node) for node in definitions}) > 1:
             lines = ", ".join(str(node.lineno) for node in definitions)
-            raise FingerprintError(f"{path} defines {'.'.join(parts[: depth + 1])} more than once, lines {lines}")
+            raise FingerprintError(f"{path} defines {name} more than once, lines {lines}")
         scope = definitions[-1]
     return _of_node(scope)
 
 
 def module_source(module: str, root: str | Path | None = None) -> Path:
-    """The file of `module` below `root` (default: where the module's package is installed), without importing it.
+    """The file of `module` below `root` (default: where the module's package is installed), without importing
+    it.
 
     Raises `FingerprintError` when there is none.
     """
@@ -105,13 +111,17 @@ def fingerprint_target(target: str, root: str | Path | None = None) -> Fingerpri
 
 def innermost(target: Any) -> Any:
     """The function inside a descriptor and any chain of `__wrapped__`; anything else comes back as it is."""
+    value = inside(target)
+    return inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+
+
+def inside(target: Any) -> Any:
+    """What a property, cached property, static or class method holds; anything else comes back as it is."""
     if isinstance(target, property):
-        target = target.fget
-    elif isinstance(target, functools.cached_property):
-        target = target.func
-    elif isinstance(target, staticmethod | classmethod):
-        target = target.__func__
-    return target if isinstance(target, type) else inspect.unwrap(target) if callable(target) else target
+        return target.fget
+    if isinstance(target, functools.cached_property):
+        return target.func
+    return target.__func__ if isinstance(target, staticmethod | classmethod) else target
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,19 +139,19 @@ def _bindings(scope: ast.AST) -> Iterator[ast.stmt]:
             yield from _bindings(child)
         elif isinstance(child, ast.stmt):
             yield child
-            if not isinstance(child, _Definition):
+            if not isinstance(child, Definition):
                 yield from _bindings(child)
 
 
 def _names(node: ast.stmt) -> set[str]:
     """Names that one statement binds by definition or by assignment."""
-    if isinstance(node, _Definition):
+    if isinstance(node, Definition):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def _is_accessory(node: _Definition) -> bool:
+def _is_accessory(node: Definition) -> bool:
     """True for `@x.setter`, `@x.deleter` and `@overload`: same name, not the definition that is called."""
     words = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
     return bool(words & {"setter", "deleter", "overload"})
@@ -161,7 +171,8 @@ def _of_node(node: ast.AST) -> Fingerprint:
 
 
 def _dump(node: Any) -> str:
-    """`ast.dump` without docstrings and empty fields: its own output differs between Python 3.11, 3.12 and 3.13."""
+    """`ast.dump` without docstrings and empty fields, where 3.11, 3.12 and 3.13 would print different
+    text."""
     if isinstance(node, list):
         return "[" + ",".join(map(_dump, node)) + "]"
     if not isinstance(node, ast.AST):
@@ -169,7 +180,7 @@ def _dump(node: Any) -> str:
     if isinstance(node, ast.Constant):
         return f"Constant({node.value!r})"
     fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None]
-    if isinstance(node, _Definition) and ast.get_docstring(node, clean=False) is not None:
+    if isinstance(node, Definition) and ast.get_docstring(node, clean=False) is not None:
         fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
     return type(node).__name__ + "(" + ",".join(f"{k}={_dump(v)}" for k, v in fields if v != []) + ")"
 

@@ -38,14 +38,15 @@ class Seam:
     """A touched function: where it is, what we do to it, and the text we tested against.
 
     `id` names the seam in messages, docs and tests. `target` is `package.module:Qual.name`, in the module and
-    class that *define* it (not a re-export, not a subclass). `hook` is `sglang_hisparse.seams.module:function`,
-    imported when the seam is applied; empty for RELY. `params` are the expected parameter names in order, with
-    `*args` and `**kwargs` starred. `body` is the fingerprint of the function without its docstrings;
-    `python -m sglang_hisparse.seams.fingerprint TARGET` prints both. A target that is neither a function nor a
-    class (a registry dict, say) has `params=()` and `body=""`: only its presence is checked.
+    class that *define* it (not a re-export, not a subclass). `hook` is
+    `sglang_hisparse.seams.module:function`, imported when the seam is applied; empty for RELY. `params` are
+    the expected parameter names in order, with `*args` and `**kwargs` starred. `body` is the fingerprint of
+    the function without its docstrings; `python -m sglang_hisparse.seams.fingerprint TARGET` prints both. A
+    target that is neither a function nor a class (a registry dict, say) has `params=()` and `body=""`: only
+    its presence is checked.
 
-    `scope` says in which processes the seam is applied: `args` in every process that loads plugins, `scheduler`
-    only where a scheduler runs (its targets are costly to import elsewhere).
+    `scope` says in which processes the seam is applied: `args` in every process that loads plugins,
+    `scheduler` only where a scheduler runs (its targets are costly to import elsewhere).
 
     Raises `ValueError` for a row that contradicts itself.
     """

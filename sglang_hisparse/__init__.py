@@ -1,4 +1,4 @@
-"""A host tier under SGLang's KV pool, for top-k sparse attention."""
+"""A host tier under SGLang's KV pool for models with top-k sparse attention."""
 
 from sglang_hisparse.pin import PACKAGE as __version__
 

@@ -1,0 +1,159 @@
+"""Sizing arithmetic of both tiers: one function for the server's start-up and for planning.
+
+    device pages D    what the KV budget holds after index keys of every logical page and the tables
+    host pages   H    host_pool_gib / bytes of one page, all layers
+    logical      L    D, or D + H - K where the host tier is larger than the hot rows K that it needs
+
+A request of S pages runs resident (S pages of HBM) or tiered (at the least K hot + 2 open pages of HBM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sglang_hisparse.config import PAGE
+
+GIB = 1 << 30
+OPEN_PAGES = 2
+MOST_HOT_ROWS = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """Bytes of one token, all layers of one rank together.
+
+    kv: rows in HBM. host: the same rows in the host pool (rows padded to 16 B). index: index keys or Quest
+    bounds, which stay in HBM for every logical token.
+    """
+
+    kv: float
+    host: float
+    index: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Result of `size_pools`; pages of 64 tokens unless the name says otherwise."""
+
+    device_pages: int
+    host_pages: int
+    logical_pages: int
+    hot_min_pages: int
+    hot_max_pages: int
+    hot_tables: int
+    table_bytes: int
+    resident_requests: int
+    tiered_requests: int
+    context_length: int
+    token_bytes: TokenBytes
+
+    @property
+    def device_tokens(self) -> int:
+        return self.device_pages * PAGE
+
+    @property
+    def logical_tokens(self) -> int:
+        return self.logical_pages * PAGE
+
+    @property
+    def host_gib(self) -> float:
+        return self.host_pages * PAGE * self.token_bytes.host / GIB
+
+    def as_dict(self) -> dict[str, Any]:
+        """For /server_info."""
+        return {**asdict(self), "device_tokens": self.device_tokens, "logical_tokens": self.logical_tokens}
+
+
+def ceil_pages(tokens: int) -> int:
+    """Pages that hold `tokens`."""
+    return -(-tokens // PAGE)
+
+
+def hot_pages(top_k: int, hot_rows: int | None) -> tuple[int, int]:
+    """(least, most) hot pages of a request: one step's selection always fits; most is `hot_rows`, clamped."""
+    least = ceil_pages(top_k)
+    wanted = ceil_pages(2 * top_k if hot_rows is None else hot_rows)
+    return least, min(max(wanted, least), MOST_HOT_ROWS // PAGE)
+
+
+def table_bytes(groups: int, tables: int, hot_max: int, logical_pages: int) -> int:
+    """HBM of page map and hot tables: 4 B a page; slot and stamp, 4 B each, a row, group and table."""
+    return 4 * (logical_pages + 1) + tables * hot_max * PAGE * (8 * groups + 4)
+
+
+def requests_that_fit(device: int, host: int, hot_min: int, context_length: int) -> tuple[int, int]:
+    """Requests of `context_length` tokens that run at once: (all resident, with the tier)."""
+    pages = max(1, ceil_pages(context_length))
+    resident = device // pages
+    if host == 0 or pages <= hot_min + OPEN_PAGES:
+        return resident, resident
+    tiered = min(device // (hot_min + OPEN_PAGES), (device + host) // (pages + hot_min))
+    return resident, max(resident, tiered)
+
+
+def size_pools(
+    *,
+    budget_bytes: int,
+    most_device_tokens: int | None,
+    host_pool_gib: float,
+    token: TokenBytes,
+    groups: int,
+    top_k: int,
+    hot_rows: int | None,
+    most_requests: int,
+    context_length: int,
+) -> Capacity:
+    """Split `budget_bytes` of HBM (stock's KV budget) and `host_pool_gib`. ValueError with a value that works.
+
+    `most_device_tokens` is --max-total-tokens; `most_requests` bounds the hot tables.
+    """
+    hot_min, hot_max = hot_pages(top_k, hot_rows)
+    host = int(host_pool_gib * GIB / (PAGE * token.host))
+    if 0 < host <= hot_min or (host == 0 and host_pool_gib > 0):
+        smallest = (hot_min + 1) * PAGE * token.host / GIB
+        raise ValueError(
+            f"host_pool_gib {host_pool_gib:g} holds {host} pages, which is not more than the {hot_min} pages of hot "
+            f"rows that its use costs (top-k {top_k}); the smallest that helps: {smallest:.4f}, or 0 for no host tier"
+        )
+    beyond = max(0, host - hot_min)
+    tables = most_requests if host else 0
+    fixed = table_bytes(groups, tables, hot_max, beyond) + beyond * PAGE * token.index
+    device = int((budget_bytes - fixed) / (PAGE * (token.kv + token.index)))
+    if most_device_tokens is not None:
+        device = min(device, most_device_tokens // PAGE)
+    smallest_device = hot_min + OPEN_PAGES + 2 if host else 1
+    if device < smallest_device:
+        raise ValueError(
+            f"the KV budget of {budget_bytes / GIB:.2f} GiB holds {max(device, 0) * PAGE} device tokens beside "
+            f"{fixed / GIB:.2f} GiB of index keys and tables for host_pool_gib {host_pool_gib:g}; at least "
+            f"{smallest_device * PAGE} are needed. Lower host_pool_gib, or raise --mem-fraction-static or "
+            f"--max-total-tokens"
+        )
+    tables = min(tables, device // 3 + 1)
+    resident, tiered = requests_that_fit(device, host, hot_min, context_length)
+    return Capacity(
+        device_pages=device,
+        host_pages=host,
+        logical_pages=device + beyond,
+        hot_min_pages=hot_min,
+        hot_max_pages=hot_max,
+        hot_tables=tables,
+        table_bytes=table_bytes(groups, tables, hot_max, device + beyond),
+        resident_requests=resident,
+        tiered_requests=tiered,
+        context_length=context_length,
+        token_bytes=token,
+    )
+
+
+def capacity_line(capacity: Capacity) -> str:
+    """The start-up log line (rank 0), greppable by its first two words."""
+    token = capacity.token_bytes
+    return (
+        f"HiSparse capacity: device {capacity.device_tokens} tokens, logical {capacity.logical_tokens} tokens, "
+        f"host {capacity.host_gib:.2f} GiB ({capacity.host_pages} pages), hot rows a request "
+        f"{capacity.hot_min_pages * PAGE}..{capacity.hot_max_pages * PAGE}, bytes a token: KV {token.kv:g}, index "
+        f"{token.index:g}; requests of {capacity.context_length} tokens: {capacity.resident_requests} without the "
+        f"tier, {capacity.tiered_requests} with it"
+    )

@@ -1,0 +1,124 @@
+"""Options of the host tier: the JSON behind `--hisparse-config`.
+
+Stock SGLang parses that string only together with `--enable-hisparse`; the key `host_pool_gib` selects us instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = 64
+"""Slots of a page: the unit of residency, and SGLang's --page-size."""
+
+SELECTORS = ("auto", "quest")
+AUDITS = ("off", "sampled", "full")
+QUEST_PAGES = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class HiSparseConfig:
+    """Options as given. Sizes carry their unit in the name; `None` is resolved at start.
+
+    host_pool_gib    GiB of pinned host memory for KV, per rank. 0: no host tier (the selector still runs).
+    hot_rows         device rows a request may lease to cache spilled rows. None: 2 x top_k.
+    low_watermark    device use (0..1) at which cleaning starts; below it no byte moves.
+    high_watermark   device use at which spilling starts.
+    selector         auto: what the model brings (DSA). quest: Quest bounds on an ordinary GQA model.
+    page_size        Quest: positions of one selectable page.
+    top_k            Quest: positions a step attends to, recent window included.
+    recent_tokens    Quest: newest positions that are always attended to.
+    audit            compare host bytes with what was written: off, sampled (a few pages a step), full.
+    force_spill      tests: share of every request's sealed pages that is spilled in every step.
+    """
+
+    host_pool_gib: float
+    hot_rows: int | None = None
+    low_watermark: float = 0.85
+    high_watermark: float = 0.95
+    selector: str = "auto"
+    page_size: int | None = None
+    top_k: int | None = None
+    recent_tokens: int | None = None
+    audit: str = "off"
+    force_spill: float = 0.0
+
+    @classmethod
+    def from_json(cls, text: str) -> HiSparseConfig:
+        """Parse `text`; ValueError names the key, what was given and what is possible."""
+        try:
+            given = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"--hisparse-config is not JSON ({error}): {text!r}. Example: '{{\"host_pool_gib\": 64}}'"
+            ) from None
+        if not isinstance(given, dict):
+            raise ValueError(f"--hisparse-config must be a JSON object, not {given!r}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"--hisparse-config: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
+        if "host_pool_gib" not in given:
+            raise ValueError("--hisparse-config: host_pool_gib (GiB of pinned host memory) is required")
+        config = cls(**given)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """ValueError where a value is out of its range."""
+        _number("host_pool_gib", self.host_pool_gib, 0, 1 << 20)
+        _number("low_watermark", self.low_watermark, 0, 1)
+        _number("high_watermark", self.high_watermark, 0, 1)
+        _number("force_spill", self.force_spill, 0, 1)
+        if self.low_watermark > self.high_watermark:
+            raise ValueError(
+                f"--hisparse-config: low_watermark {self.low_watermark} is above high_watermark "
+                f"{self.high_watermark}; cleaning has to start before spilling, for example 0.85 and 0.95"
+            )
+        _choice("selector", self.selector, SELECTORS)
+        _choice("audit", self.audit, AUDITS)
+        for name in ("hot_rows", "top_k", "recent_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+                raise ValueError(f"--hisparse-config: {name} must be a positive whole number, not {value!r}")
+        if self.page_size is not None:
+            _choice("page_size", self.page_size, QUEST_PAGES)
+        if self.selector != "quest":
+            for name in ("page_size", "top_k", "recent_tokens"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f'--hisparse-config: {name} belongs to Quest; add "selector": "quest", or leave it out: '
+                        "a DSA model brings its own top-k"
+                    )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options for /server_info."""
+        return dataclasses.asdict(self)
+
+
+def selects_us(text: str | None) -> bool:
+    """True where `--hisparse-config TEXT` is meant for this package and not for stock HiSparse. Never raises:
+    text that is not JSON but names our key is ours to complain about."""
+    if not text:
+        return False
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError:
+        return "host_pool_gib" in text
+    return isinstance(given, dict) and "host_pool_gib" in given
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ValueError(f"--hisparse-config: {name} must be a number from {low} to {high}, not {value!r}")
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        shown = ", ".join(repr(c) for c in choices)
+        raise ValueError(f"--hisparse-config: {name} must be one of {shown}, not {value!r}")

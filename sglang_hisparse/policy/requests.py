@@ -1,0 +1,53 @@
+"""Requests as the policy sees them: which logical pages they read, in order of position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+OPEN_PAGES = 2
+"""The open page and the one before it stay resident: a running forward may still write them."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Device pages of the ordinary pool that cache spilled rows of one request."""
+
+    table: int
+    pages: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request that holds KV.
+
+    `row` is its row of SGLang's req_to_token table; `pages[i]` holds positions 64*i to 64*i+63; `length` counts the
+    tokens that have a slot. `most_pages`: pages at its longest; `prompt_pages`: of its prompt; `prefill_pages`: device
+    pages that it needs at once while the prompt is prefilled.
+    `spilled` counts its pages without a device page, `private` its pages with a device page that nobody else
+    reads, `fresh` those of `private` that the forward being prepared writes for the first time.
+    """
+
+    row: int
+    most_pages: int
+    prompt_pages: int = 0
+    prefill_pages: int = 0
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+    spilled: int = 0
+    private: int = 0
+    fresh: int = 0
+    lease: Lease | None = None
+    stale: bool = False
+    """its row was rewritten by the radix tree: `pages` must be read again before use"""
+
+    def movable(self) -> int:
+        """Pages that may leave the device and that only this request reads (a lower bound; O(1))."""
+        return max(0, self.private - max(OPEN_PAGES, self.fresh + 1))
+
+    def in_prefill(self) -> bool:
+        """True until every page of the prompt is allocated."""
+        return len(self.pages) < self.prompt_pages
+
+    def hot_pages(self) -> int:
+        """Device pages leased for hot rows."""
+        return len(self.lease.pages) if self.lease else 0

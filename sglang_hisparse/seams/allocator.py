@@ -1,0 +1,148 @@
+"""The allocator: SGLang gets logical pages, each backed by a device page when it is handed out.
+
+Stock keeps its free list on the device. A mirror of it on the CPU, changed in the same order, tells which pages an
+allocation took without a synchronisation. Freed page ids are read back (one small copy on the scheduler's stream).
+
+Order under pressure: spill, then evict from the radix tree, then (by SGLang) retract.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.utils import get_num_new_pages
+
+from sglang_hisparse.config import PAGE
+from sglang_hisparse.seams.admission import TieredPrefillBudget
+from sglang_hisparse.seams.lifecycle import RequestLifecycle
+from sglang_hisparse.seams.runtime import runtime
+from sglang_hisparse.tier.host_tier import HostTier
+
+
+class TieredPageAllocator(PagedTokenToKVPoolAllocator):
+    """Logical pages for SGLang. `attach_tier` must run before the first allocation."""
+
+    tier: HostTier | None = None
+    lifecycle: RequestLifecycle | None = None
+
+    def attach_tier(self, tier: HostTier, lifecycle: RequestLifecycle) -> None:
+        self.tier, self.lifecycle = tier, lifecycle
+        self._tree: Any = None
+
+    def clear(self) -> None:
+        super().clear()
+        self._mirror = deque(range(1, self.num_pages + 1))
+        if self.tier is not None and self.lifecycle is not None:
+            self.tier.planner.clear()
+            self.lifecycle.clear()
+
+    # -- taking and giving back ------------------------------------------------------------------------------
+
+    def _took(self, count: int) -> None:
+        assert self.tier is not None and self.lifecycle is not None
+        pages = [self._mirror.popleft() for _ in range(count)]
+        for page in pages:
+            self.tier.residency.allocate(page)
+        self.lifecycle.allocated(pages)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        if not self.ensure_device(need_size // PAGE):
+            return None
+        out = super().alloc(need_size)
+        if out is not None:
+            self._took(need_size // PAGE)
+        return out
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        if num_new_pages is None:
+            num_new_pages = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=PAGE, prefix_lens=prefix_lens_cpu)
+        if not self.ensure_device(num_new_pages):
+            return None
+        out = super().alloc_extend(
+            prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages
+        )
+        if out is not None:
+            self._took(num_new_pages)
+        return out
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        count = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=PAGE, decode=True)
+        if not self.ensure_device(count):
+            return None
+        out = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
+        if out is not None:
+            self._took(count)
+        return out
+
+    def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
+        assert self.tier is not None
+        super()._release_page_ids(*page_ids)
+        pages = torch.cat(page_ids).tolist()
+        self._mirror.extendleft(reversed(pages))
+        for page in pages:
+            self.tier.residency.release(page)
+
+    # -- capacity hooks of the scheduler ---------------------------------------------------------------------
+
+    def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> TieredPrefillBudget:
+        self._tree = tree_cache
+        return TieredPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def ensure_device(self, pages: int) -> bool:
+        """Free `pages` device pages: spill first, then evict from the radix tree. False where that cannot be."""
+        assert self.tier is not None
+        planner, residency = self.tier.planner, self.tier.residency
+        while not planner.make_room(pages):
+            if self._tree is None or not self._tree.supports_prefix_sharing() or not self._tree.evictable_size():
+                return False
+            missing = pages - len(residency.free_device)
+            before = len(residency.idle)
+            self._tree.evict(EvictParams(num_tokens=missing * PAGE))
+            if len(residency.idle) == before:
+                return False
+        return True
+
+    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
+        """Make `num_tokens` logical slots available, as stock does; device pages follow when pages are taken."""
+        self._tree = tree_cache
+        return super().evict_to_free_tokens(tree_cache, num_tokens)
+
+    def check_decode_capacity(
+        self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
+    ) -> bool:
+        """Whether the next decode step fits: new pages, and the hot rows of what is spilled."""
+        assert self.tier is not None and self.lifecycle is not None
+        self.lifecycle.refresh()
+        self.evict_to_free_tokens(tree_cache, num_tokens)
+        if self.available_size() < num_tokens:
+            return False
+        planner, pages = self.tier.planner, -(-num_tokens // PAGE)
+        rows = [req.kv.req_pool_idx for req in requests or ()]
+        decoding = [r for row in rows if (r := self.tier.request_of(row)) is not None]
+        lacking = [r for r in decoding if r.hot_pages() < planner.least_hot(r.spilled)]
+        for request in lacking:
+            short = planner.least_hot(request.spilled) - request.hot_pages()
+            if not self.ensure_device(short) or not planner.prepare_decode(request):
+                return False
+        return self.ensure_device(pages)
+
+
+def paged_allocator_class(original: Callable[..., Any], platform: Any) -> type | None:
+    """Our allocator where the tier is on."""
+    return TieredPageAllocator if runtime.capacity is not None else original(platform)

@@ -1,0 +1,107 @@
+"""DSA on CUDA: selections become device rows at the one function that every backend's fused top-k passes.
+
+In decode the leader of an index group resolves and the layers behind it reuse the rows. In extend the prefix has
+been brought back, so slots are only mapped. `-1` stays `-1`; the selection itself is never written, since the indexer
+and its followers still hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
+
+from sglang_hisparse.seams.runtime import runtime
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The attention call that is being prepared."""
+
+    layer: int
+    batch: Any
+    decode: bool
+
+
+_reading: _Reading | None = None
+_group_rows: dict[int, torch.Tensor] = {}
+
+
+def read_decode(
+    original: Callable[..., Any],
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Around forward_decode: remember layer and batch for `device_rows`."""
+    return _read(original, True, backend, q, k, v, layer, batch, *args, **kwargs)
+
+
+def read_extend(
+    original: Callable[..., Any],
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Around forward_extend: the same."""
+    return _read(original, False, backend, q, k, v, layer, batch, *args, **kwargs)
+
+
+def _read(
+    original: Callable[..., Any],
+    decode: bool,
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    global _reading
+    if runtime.tier is None:
+        return original(backend, q, k, v, layer, batch, *args, **kwargs)
+    _reading = _Reading(layer.layer_id, batch, decode)
+    try:
+        return original(backend, q, k, v, layer, batch, *args, **kwargs)
+    finally:
+        _reading = None
+
+
+def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) -> torch.Tensor:
+    """After the fused top-k's page table: slots -> device rows, int32 [rows, k]. CUDA-graph safe."""
+    tier, reading = runtime.tier, _reading
+    if tier is None or reading is None or result is None:
+        return result
+    if not reading.decode:
+        if backend.get_topk_transform_method(reading.batch.forward_mode) == TopkTransformMethod.RAGGED:
+            return result
+        return tier.rows_of(result)
+    group = tier.layout.groups[tier.layout.layer_to_group[reading.layer]]
+    if reading.layer == group.layers[0]:
+        _group_rows[group.index] = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
+    return _group_rows[group.index]
+
+
+def map_prefix(result: Any, backend: Any, forward_batch: Any) -> Any:
+    """After the metadata of an extend: the flattened prefix table, read row by row from the KV buffer, holds device
+    rows instead of slots."""
+    tier, metadata = runtime.tier, backend.forward_metadata
+    if tier is not None and metadata is not None and metadata.page_table_1_flattened is not None:
+        # The metadata is a frozen dataclass that other objects hold already, so it is changed in place.
+        object.__setattr__(metadata, "page_table_1_flattened", tier.rows_of(metadata.page_table_1_flattened))
+    return result

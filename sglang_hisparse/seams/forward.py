@@ -1,0 +1,79 @@
+"""Building the tier once pools exist, and applying its journal right before every forward."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.runtime_context import get_schedule
+
+from sglang_hisparse.seams.lifecycle import RequestLifecycle
+from sglang_hisparse.seams.runtime import runtime
+from sglang_hisparse.tier.host_tier import HostTier
+
+logger = logging.getLogger(__name__)
+
+
+def build_tier(result: None, runner: Any) -> None:
+    """After the pools of a model runner are wired, before graphs are captured."""
+    if runtime.capacity is None or runner.is_draft_worker:
+        return result
+    assert runtime.config is not None and runtime.selector is not None
+    pool, requests = runner.token_to_kv_pool, runner.req_to_token_pool
+    tier = HostTier(
+        config=runtime.config,
+        capacity=runtime.capacity,
+        selector=runtime.selector,
+        buffers=pool.tier_buffers(),
+        request_rows=requests.req_to_token.shape[0],
+        device=torch.device(requests.req_to_token.device),
+    )
+    chunk = get_schedule().chunked_prefill_size
+    lifecycle = RequestLifecycle(tier, requests, chunk if chunk and chunk > 0 else None)
+    requests.attach_aux_cache(lifecycle)
+    runner.token_to_kv_pool_allocator.attach_tier(tier, lifecycle)
+    runtime.tier = tier
+    return result
+
+
+def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """On the forward stream, outside graphs: page map, leases and copies for this forward."""
+    if runtime.tier is None or runner.is_draft_worker:
+        return
+    rows = None
+    if forward_batch.forward_mode.is_decode() and forward_batch.req_pool_indices_cpu is not None:
+        rows = forward_batch.req_pool_indices_cpu.tolist()
+    runtime.tier.begin_forward(rows)
+
+
+def limit_input(result: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:
+    """Where prefill reads HBM only, a prompt that can never fit the device pool is refused when it arrives."""
+    tier = runtime.tier
+    if tier is None or tier.selector.prefill_reads_host:
+        return result
+    values = list(result)
+    longest_input = 5  # position of max_req_input_len in SGLang's worker info
+    values[longest_input] = min(values[longest_input], tier.capacity.device_tokens)
+    return tuple(values)
+
+
+def internal_state(result: Any, controller: Any, request: Any) -> Any:
+    """`internal_states[i].hisparse` of /server_info: options, capacity, counters, page states."""
+    tier = runtime.tier
+    if tier is not None and runtime.config is not None:
+        from sglang_hisparse import __version__
+        from sglang_hisparse.pin import SGLANG
+        from sglang_hisparse.seams.apply import installed
+
+        result.internal_state["hisparse"] = {
+            "version": __version__,
+            "sglang": SGLANG,
+            "seams": installed(),
+            "options": runtime.config.as_dict(),
+            "selector": tier.selector.name,
+            "capacity": tier.capacity.as_dict(),
+            "pages": tier.pages_by_state(),
+            "counters": tier.counters(),
+        }
+    return result

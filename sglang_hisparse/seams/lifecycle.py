@@ -1,0 +1,136 @@
+"""Which request holds which pages, followed on the CPU.
+
+SGLang's request pool lets one side cache follow its rows (`attach_aux_cache`): it is told after every allocation and
+when a row is freed. Pages come from the allocator, in batch order. The radix tree may rewrite a row to pages that it
+holds already; it frees the duplicates, which marks the request stale, and its row is read back before its next use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_hisparse.capacity import ceil_pages
+from sglang_hisparse.policy import Request
+from sglang_hisparse.policy.admission import prefill_pages
+from sglang_hisparse.seams.runtime import runtime
+from sglang_hisparse.tier.host_tier import HostTier
+from sglang_hisparse.tier.layout import PAGE
+
+
+class RequestLifecycle:
+    """The side cache of one ReqToTokenPool. Runs on the scheduler's thread and stream."""
+
+    def __init__(self, tier: HostTier, req_to_token_pool: Any, chunk_tokens: int | None) -> None:
+        self.tier, self.pool = tier, req_to_token_pool
+        self.chunk_pages = ceil_pages(chunk_tokens) if chunk_tokens else None
+        self.clear()
+
+    # -- interface of SGLang's side cache --------------------------------------------------------------------
+
+    @property
+    def dense_capacity(self) -> int:
+        """Tokens that requests may hold together."""
+        return self.tier.capacity.logical_tokens
+
+    def alloc_to_lengths(self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor) -> None:
+        """Rows got slots up to these lengths: give them the pages that the allocator just handed out, in order."""
+        planner, requests = self.tier.planner, self.tier.residency.requests
+        for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
+            request = requests.get(row)
+            if request is None:
+                request = self._opening.popleft()
+                planner.rename(request, row)
+            count = ceil_pages(length) - ceil_pages(request.length)
+            pages = [self._taken.popleft() for _ in range(count)]
+            request.length = length
+            if request.stale:
+                planner.reread(request, self._row_pages(request))
+            else:
+                self.tier.residency.attach(request, pages)
+        if self._taken or self._opening:
+            raise RuntimeError(
+                f"HiSparse: {len(self._taken)} allocated pages and {len(self._opening)} requests found no row; the "
+                "allocation of this SGLang release works differently from the one the seams were made for"
+            )
+
+    def free(self, row: int) -> None:
+        """The request gave its row back."""
+        self.tier.planner.close(row)
+
+    def clear(self) -> None:
+        self._taken: deque[int] = deque()
+        self._opening: deque[Request] = deque()
+
+    reset_allocator = clear
+
+    # -- from the allocator and the scheduler hooks ----------------------------------------------------------
+
+    def allocated(self, pages: list[int]) -> None:
+        """The allocator handed out `pages`."""
+        self._taken.extend(pages)
+
+    def opening(self, request: Request, pages: list[int]) -> None:
+        """A request is about to get a row; it reads `pages` already."""
+        self.tier.planner.open(request, pages)
+        self._opening.append(request)
+
+    def refresh(self) -> None:
+        """Read back the rows that the radix tree rewrote."""
+        for request in self.tier.residency.requests.values():
+            if request.stale:
+                self.tier.planner.reread(request, self._row_pages(request))
+
+    def _row_pages(self, request: Request) -> list[int]:
+        row = self.pool.req_to_token[request.row, : request.length : PAGE]
+        return (row // PAGE).tolist()
+
+
+def allocate_extend(original: Callable[..., Any], batch: Any) -> Any:
+    """Around SGLang's allocation for a prefill batch: open new requests with their prefix, bring the prefix back to
+    HBM where prefill reads it there, then let stock allocate."""
+    allocator = batch.tree_cache.token_to_kv_pool_allocator
+    tier, lifecycle = runtime.tier, getattr(allocator, "lifecycle", None)
+    if tier is None or lifecycle is None:
+        return original(batch)
+    lifecycle.refresh()
+    requests = [_request_of(batch, req, tier, lifecycle, -1 - i) for i, req in enumerate(batch.reqs)]
+    if not tier.selector.prefill_reads_host:
+        _bring_back(tier, allocator, requests)
+    return original(batch)
+
+
+def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycle, key: int) -> Request:
+    if req.kv.holds_kv:
+        request = tier.request_of(req.kv.req_pool_idx)
+        assert request is not None, f"request {req.rid} holds row {req.kv.req_pool_idx}, but was never opened"
+        return request
+    prompt = ceil_pages(len(req.full_untruncated_fill_ids))
+    longest = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
+    request = Request(
+        row=key,
+        most_pages=max(ceil_pages(longest), prompt),
+        prompt_pages=prompt,
+        prefill_pages=prefill_pages(
+            prompt, lifecycle.chunk_pages or prompt, tier.capacity.hot_min_pages, tier.selector.prefill_reads_host
+        ),
+        length=req.prefix_len,
+    )
+    prefix = batch.tree_cache.prefix_device_indices(req)[:: PAGE] if req.prefix_len else ()
+    lifecycle.opening(request, (prefix // PAGE).tolist() if len(prefix) else [])
+    return request
+
+
+def _bring_back(tier: HostTier, allocator: Any, requests: list[Request]) -> None:
+    residency = tier.residency
+    pages = {page for request in requests for page in request.pages}
+    residency.pinned.update(pages)
+    gone = sum(residency.device[page] < 0 for page in pages)
+    if not allocator.ensure_device(gone) or not tier.planner.restore_all(requests):
+        raise RuntimeError(
+            f"HiSparse: {gone} spilled prefix pages cannot be brought back for prefill: {len(residency.free_device)} "
+            f"of {residency.device_pages} device pages are free. This is a bug in admission; please report it"
+        )

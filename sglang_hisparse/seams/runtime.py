@@ -1,0 +1,29 @@
+"""What the hooks of one process share. Stock builds its classes itself, so there is one of these a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_hisparse.capacity import Capacity
+    from sglang_hisparse.config import HiSparseConfig
+    from sglang_hisparse.selectors import Selector
+    from sglang_hisparse.selectors.quest import QuestBounds, QuestParameters
+    from sglang_hisparse.tier.host_tier import HostTier
+
+
+@dataclass
+class Runtime:
+    """`config` is set once arguments are resolved, `capacity` and `selector` when pools are sized, `tier` when they
+    exist. Every hook is inert while the part that it needs is None."""
+
+    config: HiSparseConfig | None = None
+    selector: Selector | None = None
+    capacity: Capacity | None = None
+    tier: HostTier | None = None
+    quest: QuestParameters | None = None
+    bounds: QuestBounds | None = None
+
+
+runtime = Runtime()

@@ -1,0 +1,195 @@
+"""The tier as the rest of the package sees it: policy, tables, host pool, mover and audit of one KV pool."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from sglang_hisparse.capacity import Capacity
+from sglang_hisparse.config import HiSparseConfig
+from sglang_hisparse.kernels import resolve as resolve_kernel
+from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
+from sglang_hisparse.selectors import Selector
+from sglang_hisparse.tier.audit import Audit
+from sglang_hisparse.tier.host_pool import HostPool
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.mover import Mover
+
+logger = logging.getLogger(__name__)
+
+SAMPLED_PAGES = 4
+"""Host pages that `audit: sampled` checks before every forward."""
+
+Buffers = dict[int, list[tuple[str, torch.Tensor]]]
+"""layer -> its KV buffers [(name, [device rows, ...])]"""
+
+
+class HostTier:
+    """One per KV pool and rank. The CPU side (`planner`) decides; `begin_forward` makes it so on the device.
+
+    Owner of page map, hot tables and host pool. Who writes: the mover (page map, leases, rows on restore) and the
+    resolve kernel (hot slots, stamps, rows on a miss).
+    """
+
+    def __init__(
+        self,
+        config: HiSparseConfig,
+        capacity: Capacity,
+        selector: Selector,
+        buffers: Buffers,
+        request_rows: int,
+        device: torch.device,
+    ) -> None:
+        self.config, self.capacity, self.selector, self.device = config, capacity, selector, device
+        has_host = capacity.host_pages > 0
+        self.tables = HotTables.create(
+            pages=capacity.logical_pages,
+            requests=request_rows,
+            groups=len(selector.groups),
+            tables=max(1, capacity.hot_tables),
+            hot_rows=capacity.hot_max_pages * PAGE if has_host else PAGE,
+            device=device,
+        )
+        planned = [plan_planes([(n, name, t) for n in layers for name, t in buffers[n]]) for layers in selector.groups]
+        self.host_pool = HostPool(capacity.host_pages, [width for _, width in planned], device)
+        self.layout = RowLayout.of(
+            Group(index=i, layers=layers, planes=planes, host=self.host_pool.buffers[i])
+            for i, (layers, (planes, _)) in enumerate(zip(selector.groups, planned, strict=True))
+        )
+        self.residency = Residency(capacity.logical_pages, capacity.device_pages, capacity.host_pages)
+        self.planner = Planner(
+            self.residency,
+            PlannerOptions(
+                hot_min=capacity.hot_min_pages,
+                hot_max=capacity.hot_max_pages,
+                tables=max(1, capacity.hot_tables),
+                low_watermark=config.low_watermark if has_host else 1.0,
+                high_watermark=config.high_watermark if has_host else 1.0,
+                force_spill=config.force_spill if has_host else 0.0,
+            ),
+        )
+        self.audit = Audit(self.layout, capacity.host_pages) if has_host and config.audit != "off" else None
+        self.mover = Mover(self.layout, self.tables, self.audit)
+        self.stats = torch.zeros(4, dtype=torch.int64, device=device)
+        self.most_running = 0
+        self.deferred = 0
+
+    # -- before every forward --------------------------------------------------------------------------------
+
+    def begin_forward(self, decode_rows: list[int] | None) -> None:
+        """Apply what the scheduler decided since the last forward. On the forward stream, outside graphs.
+
+        `decode_rows`: request rows that this forward decodes (None: it does not decode). RuntimeError where one of
+        them lacks hot rows: serving it would read wrong rows.
+        """
+        self.planner.step()
+        requests = self.residency.requests
+        for row in decode_rows or ():
+            request = requests.get(row)
+            if request is not None and not self.planner.prepare_decode(request):
+                raise RuntimeError(
+                    f"HiSparse: request row {row} decodes with {request.spilled} spilled pages, but only "
+                    f"{request.hot_pages()} hot pages could be leased. This is a bug in admission; please report it"
+                )
+        journal = self.residency.forward_prepared()
+        if not journal.empty():
+            leases = {r.lease.table: r.lease.pages for r in requests.values() if r.lease is not None}
+            self.mover.apply(journal, leases)
+        if self.audit is not None:
+            self._verify()
+        self.most_running = max(self.most_running, len(requests))
+
+    def _verify(self) -> None:
+        assert self.audit is not None
+        host = self.residency.host
+        pages = [(page, host[page]) for page in range(1, len(host)) if host[page] >= 0]
+        if self.config.audit == "sampled":
+            pages = self.audit.sample(pages, SAMPLED_PAGES)
+        self.mover.synchronize()
+        self.audit.verify(pages)
+        if self.config.audit == "full":
+            self.residency.check()
+
+    # -- device side -----------------------------------------------------------------------------------------
+
+    def rows_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots of resident pages -> device rows, same shape and dtype; negative slots stay as they are.
+
+        A slot of a page that is not resident gives -1 or less: callers know that there is none. Graph-safe.
+        """
+        page = torch.clamp(slots, min=0) >> 6
+        mapped = self.tables.page_map[page.long()].to(slots.dtype)
+        rows = (mapped << 6) | (slots & 63)
+        return torch.where(slots < 0, slots, rows)
+
+    def write_rows_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots that are about to be written (int64, never negative) -> device rows. Graph-safe."""
+        return (self.tables.page_map[slots >> 6].to(slots.dtype) << 6) | (slots & 63)
+
+    def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
+        """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows; spilled rows are
+        fetched for all layers of the group. Call it for the leader only. Graph-safe on CUDA."""
+        group = self.layout.groups[self.layout.layer_to_group[layer]]
+        return resolve_kernel.resolve(self.tables, group, selection, request, 1, stats=self.stats)
+
+    def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV
+        device. For prefill that reads the host itself. Not graph-safe."""
+        group = self.layout.groups[self.layout.layer_to_group[layer]]
+        mapped = self.tables.page_map[slots >> 6].long()
+        offset = slots & 63
+        spilled = (mapped < -1).nonzero().view(-1)
+        host_rows = ((-2 - mapped[spilled]) * PAGE + offset[spilled]).cpu()
+        result = []
+        for plane in group.planes:
+            if plane.layer != layer:
+                continue
+            rows = plane.rows[mapped.clamp(min=0) * PAGE + offset]
+            if len(spilled):
+                staged = group.host[host_rows, plane.host_offset : plane.host_offset + plane.row_bytes]
+                rows[spilled] = staged.to(self.device)
+            result.append(rows)
+        return result
+
+    # -- what an operator sees -------------------------------------------------------------------------------
+
+    def pages_by_state(self) -> dict[str, int]:
+        residency = self.residency
+        owned = sum(d >= 0 for d in residency.device[1:])
+        return {
+            "resident": owned - len(residency.clean_pages),
+            "clean": len(residency.clean_pages),
+            "spilled": residency.host_pages - len(residency.free_host) - len(residency.clean_pages),
+            "hot": residency.hot_pages,
+            "free": len(residency.free_device),
+        }
+
+    def counters(self) -> dict[str, int]:
+        """Totals since start. Reads the device counters, which synchronises: not for the step path."""
+        resident, hot, missed, overflow = self.stats.tolist()
+        row_bytes = self.mover.page_bytes // PAGE // len(self.layout.groups)
+        residency = self.residency
+        return {
+            "pages_cleaned": residency.cleaned,
+            "pages_spilled": residency.spilled,
+            "pages_restored": residency.restored,
+            "selected_resident": resident,
+            "selected_hot": hot,
+            "selected_missed": missed,
+            "selected_overflow": overflow,
+            "bytes_to_host": self.mover.bytes_to_host,
+            "bytes_to_device": self.mover.bytes_to_device + missed * row_bytes,
+            "audited_pages": self.audit.checked if self.audit else 0,
+            "max_running_requests": self.most_running,
+            "deferred_admissions": self.deferred,
+        }
+
+    def request_of(self, row: int) -> Request | None:
+        """The request that holds `row` of req_to_token."""
+        return self.residency.requests.get(row)
+
+    def close(self) -> None:
+        """Unpin host memory. The pool must not be used afterwards."""
+        self.mover.synchronize()
+        self.host_pool.close()

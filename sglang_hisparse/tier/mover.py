@@ -1,0 +1,99 @@
+"""Applies a journal: page copies on a side stream, table changes on the forward stream.
+
+Order on a CUDA device, for the journal taken before forward t+1:
+
+    forward stream   forward t | ............ wait (fence) | map, tables | forward t+1
+    side stream                  wait for t | copies ------+
+
+Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says so:
+a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1.
+On the CPU everything runs in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from sglang_hisparse.kernels.pages import copy_pages
+from sglang_hisparse.policy.journal import CopyBatch, Journal
+from sglang_hisparse.tier.audit import Audit
+from sglang_hisparse.tier.layout import PAGE, HotTables, RowLayout
+
+
+class Mover:
+    """Owns the side stream. `apply` runs on the stream of the forward that it prepares, never inside a graph."""
+
+    def __init__(self, layout: RowLayout, tables: HotTables, audit: Audit | None) -> None:
+        self.layout, self.tables, self.audit = layout, tables, audit
+        self.device = layout.device
+        self.page_bytes = sum(plane.row_bytes for group in layout.groups for plane in group.planes) * PAGE
+        self.bytes_to_host = self.bytes_to_device = 0
+        self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._copying = False
+
+    def apply(self, journal: Journal, leased_pages: Mapping[int, list[int]]) -> None:
+        """Bring device state to what `journal` says. `leased_pages`: hot table -> its device pages now."""
+        self._copy(journal)
+        if journal.page_values:
+            index = self._upload(journal.page_values.keys(), torch.int64)
+            self.tables.page_map[index] = self._upload(journal.page_values.values(), torch.int32)
+        for row, table in journal.row_tables.items():
+            self.tables.hot_index[row].fill_(table)
+        for table, first in journal.hot_reset.items():
+            self._set_hot(table, first, leased_pages.get(table, []))
+
+    def _copy(self, journal: Journal) -> None:
+        batches = [batch for batch in journal.batches if batch.to_host or batch.to_device]
+        if self._side is None:
+            for batch in batches:
+                self._copy_batch(batch)
+            return
+        forward = torch.cuda.current_stream(self.device)
+        if batches:
+            self._side.wait_stream(forward)
+            with torch.cuda.stream(self._side):
+                for batch in batches:
+                    self._copy_batch(batch)
+            self._copying = True
+        if journal.fence and self._copying:
+            forward.wait_stream(self._side)
+            self._copying = False
+
+    def _copy_batch(self, batch: CopyBatch) -> None:
+        if batch.to_host:
+            pairs = self._pairs(batch.to_host)
+            if self.audit is not None:
+                self.audit.written(batch.to_host)
+            copy_pages(self.layout, pairs, to_host=True)
+            self.bytes_to_host += len(batch.to_host) * self.page_bytes
+        if batch.to_device:
+            copy_pages(self.layout, self._pairs(batch.to_device), to_host=False)
+            self.bytes_to_device += len(batch.to_device) * self.page_bytes
+
+    def _pairs(self, pairs: list[tuple[int, int]]) -> torch.Tensor:
+        return self._upload((page for pair in pairs for page in pair), torch.int64).view(-1, 2)
+
+    def _upload(self, values: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """Small host list -> device tensor on the current stream, without a synchronisation."""
+        pinned = self.device.type == "cuda"
+        host = torch.tensor(list(values), dtype=dtype, pin_memory=pinned)
+        return host.to(self.device, non_blocking=True)
+
+    def _set_hot(self, table: int, first: int, pages: list[int]) -> None:
+        tables, start = self.tables, first * PAGE
+        if pages:
+            rows = self._upload(pages, torch.int32)[:, None] * PAGE
+            rows = rows + torch.arange(PAGE, dtype=torch.int32, device=self.device)
+            tables.hot_rows[table, : len(pages) * PAGE] = rows.view(-1)
+        tables.hot_len[table].fill_(len(pages) * PAGE)
+        tables.hot_slot[:, table, start:].fill_(-1)
+        tables.hot_stamp[:, table, start:].fill_(0)
+        if first == 0:
+            tables.clock[:, table].fill_(0)
+
+    def synchronize(self) -> None:
+        """Wait until every copy issued so far is done (audit, shutdown)."""
+        if self._side is not None:
+            self._side.synchronize()

@@ -1,0 +1,65 @@
+"""`resolve` on the device of the pool: CPU -> reference, CUDA -> `csrc/resolve.cuh`."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_hisparse.kernels import build, reference
+from sglang_hisparse.kernels.reference import expand_blocks as expand_blocks
+from sglang_hisparse.tier.layout import Group, HotTables
+
+MAX_ENTRIES = 8192
+"""Most entries of one request in one step (q * W) that the CUDA kernel takes."""
+
+MAX_HOT_ROWS = 32768
+"""Most hot rows of one request that the CUDA kernel takes."""
+
+_REQUEST_TYPES = {torch.int32: "int32_t", torch.int64: "int64_t"}
+
+
+def resolve(
+    tables: HotTables,
+    group: Group,
+    selection: torch.Tensor,
+    request: torch.Tensor,
+    rows_per_request: int,
+    out: torch.Tensor | None = None,
+    stats: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `reference.resolve` for the arguments, the result and what is written.
+
+    On CUDA: one launch on the current stream, one block a request, no host synchronisation; CUDA-graph safe
+    once the kernel is built (`prepare`) and while the tensors stay where they are. The kernel reads host rows
+    over PCIe, so the caller orders it after whatever wrote them. RuntimeError where q * W > 8192 (less where a
+    GPU has less shared memory than Hopper) or a request may have more than 32768 hot rows.
+    """
+    if selection.device.type != "cuda":
+        return reference.resolve(tables, group, selection, request, rows_per_request, out, stats)
+    if out is None:
+        out = torch.empty_like(selection)
+    prepare(request.dtype)(
+        tables.page_map,
+        tables.hot_index,
+        tables.hot_rows,
+        tables.hot_len,
+        tables.hot_slot,
+        tables.hot_stamp,
+        tables.clock,
+        group.index,
+        group.plane_table,
+        group.host.data_ptr(),
+        group.host_row_bytes,
+        selection,
+        request,
+        rows_per_request,
+        out,
+        stats if stats is not None else selection.new_empty(0, dtype=torch.int64),
+    )
+    return out
+
+
+def prepare(request_dtype: torch.dtype = torch.int64):
+    """Build (or load from SGLang's JIT cache) the kernel for requests of this dtype, and return it."""
+    if request_dtype not in _REQUEST_TYPES:
+        raise ValueError(f"request must be int32 or int64, got {request_dtype}")
+    return build.kernel("resolve", f"hisparse::Resolve<{_REQUEST_TYPES[request_dtype]}>::run")

@@ -1,0 +1,89 @@
+"""Byte views, host offsets and the checks of the row layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "row_bytes"),
+    [
+        (torch.bfloat16, (128, 1, 576), 1152),
+        (torch.float8_e4m3fn, (128, 4, 64), 256),
+        (torch.uint8, (128, 656), 656),
+        (torch.float32, (128,), 4),
+    ],
+)
+def test_byte_rows_is_a_view(dtype, shape, row_bytes):
+    tensor = torch.zeros(shape, dtype=dtype)
+    rows = byte_rows(tensor)
+    assert rows.shape == (128, row_bytes) and rows.data_ptr() == tensor.data_ptr()
+    rows[5] = 1
+    assert tensor.view(torch.uint8).any()
+
+
+def test_byte_rows_refuses_what_has_no_such_view():
+    with pytest.raises(ValueError, match="contiguous"):
+        byte_rows(torch.zeros(8, 4)[:, :2])
+
+
+def test_planes_stand_side_by_side():
+    buffers = [
+        (3, "k", torch.zeros(64, 2, 8)),
+        (3, "v", torch.zeros(64, 4)),
+        (4, "k", torch.zeros(64, 656).byte()),
+    ]
+    planes, host_row_bytes = plan_planes(buffers)
+    assert [(p.layer, p.name, p.host_offset, p.row_bytes) for p in planes] == [
+        (3, "k", 0, 64),
+        (3, "v", 64, 16),
+        (4, "k", 80, 656),
+    ]
+    assert host_row_bytes == 736
+
+
+def test_a_row_that_is_not_whole_chunks_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"layer 7 plane 'scale'.*4 bytes"):
+        plan_planes([(7, "scale", torch.zeros(64))])
+
+
+def group(index: int, *layers: int) -> Group:
+    planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in layers)
+    return Group(index, layers, planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
+
+
+def test_layout_maps_layers_to_groups():
+    layout = RowLayout.of([group(0, 2, 3), group(1, 5)])
+    assert dict(layout.layer_to_group) == {2: 0, 3: 0, 5: 1}
+    assert layout.copy_table.shape == (3, 4) and layout.groups[0].plane_table.shape == (2, 4)
+    assert layout.copy_table[1].tolist() == [
+        layout.groups[0].planes[1].rows.data_ptr(), 64, layout.groups[0].host.data_ptr() + 64, 128,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "groups", [[], [group(1, 0)], [group(0, 1), group(1, 1)]], ids=["none", "number", "twice"]
+)
+def test_layout_refuses_groups_that_do_not_fit_together(groups):
+    with pytest.raises(ValueError, match=r"groups|layer_to_group"):
+        RowLayout.of(groups)
+
+
+def test_group_refuses_a_host_row_that_is_too_short():
+    planes, host_row_bytes = plan_planes([(0, "k", torch.zeros(64, 16)), (0, "v", torch.zeros(64, 16))])
+    with pytest.raises(ValueError, match=r"plane 'v' ends at byte 128 of a host row of 112"):
+        Group(0, (0,), planes, torch.zeros(64, host_row_bytes - 16, dtype=torch.uint8))
+
+
+def test_hot_tables_start_empty():
+    tables = HotTables.create(pages=10, requests=7, groups=2, tables=3, hot_rows=5, device="cpu")
+    assert tables.page_map.tolist() == [0] + [-1] * 10
+    assert tables.hot_slot.shape == tables.hot_stamp.shape == (2, 3, 5)
+    assert tables.hot_index.tolist() == [-1] * 7 and tables.hot_len.tolist() == [0] * 3
+    assert tables.clock.shape == (2, 3) and tables.hot_rows.shape == (3, 5)
+    assert all(
+        t.dtype == torch.int32 for t in (tables.page_map, tables.hot_rows, tables.hot_stamp, tables.clock)
+    )

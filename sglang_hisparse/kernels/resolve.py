@@ -30,8 +30,8 @@ def resolve(
 
     On CUDA: one launch on the current stream, one block a request, no host synchronisation; CUDA-graph safe
     once the kernel is built (`prepare`) and while the tensors stay where they are. The kernel reads host rows
-    over PCIe, so the caller orders it after whatever wrote them. RuntimeError where q * W > 8192 (less where a
-    GPU has less shared memory than Hopper) or a request may have more than 32768 hot rows.
+    over PCIe, so the caller orders it after whatever wrote them. RuntimeError where q * W > 8192, or less on
+    GPUs with less shared memory than Hopper, and where a request may have more than 32768 hot rows.
     """
     if selection.device.type != "cuda":
         return reference.resolve(tables, group, selection, request, rows_per_request, out, stats)

@@ -13,7 +13,6 @@
 
 namespace hisparse {
 
-template <typename Request>
 struct Resolve {
   static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index,
                   tvm::ffi::TensorView hot_rows, tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot,
@@ -28,6 +27,7 @@ struct Resolve {
     auto batch = SymbolicSize{"batch"}, rows = SymbolicSize{"selection rows"}, width = SymbolicSize{"width"};
     auto counters = SymbolicSize{"stats"};
     auto device = SymbolicDevice{};
+    auto id = SymbolicDType{};
     TensorMatcher({pages}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(page_map);
     TensorMatcher({requests}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(hot_index);
     TensorMatcher({tables, hot}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(hot_rows);
@@ -44,7 +44,7 @@ struct Resolve {
         .with_device<kDLCUDA>(device)
         .verify(selection)
         .verify(out);
-    TensorMatcher({batch}).with_device<kDLCUDA>(device).with_dtype<Request>().verify(request);
+    TensorMatcher({batch}).with_dtype<int32_t, int64_t>(id).with_device<kDLCUDA>(device).verify(request);
     TensorMatcher({counters}).with_dtype<int64_t>().with_device<kDLCUDA>(device).verify(stats);
     const int64_t q = rows_per_request, entries = q * width.unwrap(), hot_stride = hot.unwrap();
     CHECK_HOST(q > 0 && rows.unwrap() == batch.unwrap() * q)
@@ -68,8 +68,9 @@ struct Resolve {
     CHECK_HOST(smem <= most) << "resolving " << entries << " entries a request takes " << smem
                              << " bytes of shared memory and this GPU has " << most
                              << "; lower top-k or the number of speculative tokens";
-    constexpr auto kernel = resolve_kernel<Request>;
-    runtime::set_max_dynamic_smem_per_device<kernel>(device.unwrap(), most);
+    runtime::set_max_dynamic_smem_per_device<resolve_kernel<int32_t>>(device.unwrap(), most);
+    runtime::set_max_dynamic_smem_per_device<resolve_kernel<int64_t>>(device.unwrap(), most);
+    const auto kernel = id.is_type<int32_t>() ? resolve_kernel<int32_t> : resolve_kernel<int64_t>;
 
     const int64_t table = group * tables.unwrap();
     const ResolveParams params{

@@ -22,13 +22,14 @@ def csrc() -> Path:
 
 @functools.cache
 def kernel(name: str, entry: str) -> Any:
-    """Function of `csrc/<name>.cuh` whose C++ name is `entry`, template arguments included.
+    """The function that `csrc/<name>.cuh` exports as `entry`, its C++ name.
 
-    Compiled (about half a minute) where SGLang's JIT cache does not hold it: the first call of an entry must
-    not fall into a CUDA-graph capture.
+    Compiled (about half a minute) where SGLang's JIT cache does not hold it: the first call must not fall
+    into a CUDA-graph capture.
     """
     from sglang.kernels.jit.utils import load_jit
 
-    marker = "".join(char if char.isalnum() else "_" for char in entry)
-    module = load_jit(marker, cuda_files=[str(csrc() / f"{name}.cuh")], cuda_wrappers=[(name, entry)])
+    module = load_jit(
+        f"hisparse_{name}", cuda_files=[str(csrc() / f"{name}.cuh")], cuda_wrappers=[(name, entry)]
+    )
     return module[name]

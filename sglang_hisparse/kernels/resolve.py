@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sglang_hisparse.kernels import build, reference
@@ -13,8 +15,6 @@ MAX_ENTRIES = 8192
 
 MAX_HOT_ROWS = 32768
 """Most hot rows of one request that the CUDA kernel takes."""
-
-_REQUEST_TYPES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 
 
 def resolve(
@@ -37,7 +37,7 @@ def resolve(
         return reference.resolve(tables, group, selection, request, rows_per_request, out, stats)
     if out is None:
         out = torch.empty_like(selection)
-    prepare(request.dtype)(
+    prepare()(
         tables.page_map,
         tables.hot_index,
         tables.hot_rows,
@@ -58,8 +58,6 @@ def resolve(
     return out
 
 
-def prepare(request_dtype: torch.dtype = torch.int64):
-    """Build (or load from SGLang's JIT cache) the kernel for requests of this dtype, and return it."""
-    if request_dtype not in _REQUEST_TYPES:
-        raise ValueError(f"request must be int32 or int64, got {request_dtype}")
-    return build.kernel("resolve", f"hisparse::Resolve<{_REQUEST_TYPES[request_dtype]}>::run")
+def prepare() -> Any:
+    """Build the CUDA kernel, or load it from SGLang's JIT cache, and return it."""
+    return build.kernel("resolve", "hisparse::Resolve::run")

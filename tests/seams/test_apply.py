@@ -156,6 +156,18 @@ def test_none_when_a_target_cannot_be_set(fake: ModuleType, monkeypatch: pytest.
     assert installed() == []
 
 
+def test_a_place_that_does_not_keep_our_function_is_noticed(fake: ModuleType) -> None:
+    class Stubborn(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            pass
+
+    sys.modules["sglang.fake_user"].__class__ = Stubborn
+    stock = fake.size
+    with pytest.raises(SeamMismatch, match=r"fake_user\.size is no longer ours"):
+        apply([seam(AROUND, "size")])
+    assert fake.size is stock
+
+
 def test_installed_is_json(fake: ModuleType) -> None:
     row = seam(AROUND, "Pool.free")
     apply([row])

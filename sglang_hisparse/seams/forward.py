@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_schedule
 
+from sglang_hisparse.seams.apply import verify
 from sglang_hisparse.seams.lifecycle import RequestLifecycle
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
@@ -20,6 +21,7 @@ def build_tier(result: None, runner: Any) -> None:
     if runtime.capacity is None or runner.is_draft_worker:
         return result
     assert runtime.config is not None and runtime.selector is not None
+    verify()  # other plugins' hooks are in place by now
     pool, requests = runner.token_to_kv_pool, runner.req_to_token_pool
     tier = HostTier(
         config=runtime.config,
@@ -56,24 +58,3 @@ def limit_input(result: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:
     longest_input = 5  # position of max_req_input_len in SGLang's worker info
     values[longest_input] = min(values[longest_input], tier.capacity.device_tokens)
     return tuple(values)
-
-
-def internal_state(result: Any, controller: Any, request: Any) -> Any:
-    """`internal_states[i].hisparse` of /server_info: options, capacity, counters, page states."""
-    tier = runtime.tier
-    if tier is not None and runtime.config is not None:
-        from sglang_hisparse import __version__
-        from sglang_hisparse.pin import SGLANG
-        from sglang_hisparse.seams.apply import installed
-
-        result.internal_state["hisparse"] = {
-            "version": __version__,
-            "sglang": SGLANG,
-            "seams": installed(),
-            "options": runtime.config.as_dict(),
-            "selector": tier.selector.name,
-            "capacity": tier.capacity.as_dict(),
-            "pages": tier.pages_by_state(),
-            "counters": tier.counters(),
-        }
-    return result

@@ -56,7 +56,8 @@ class Audit:
             wrong = (found != expected[index]).nonzero()
             if len(wrong):
                 which, offset = wrong[0].tolist()
-                raise AuditError(self._message(plane, *pages[which], offset, len(wrong)))
+                page, host = pages[which]
+                raise AuditError(self._message(plane, page, host, offset, len(wrong)))
         self.checked += len(pages)
 
     @staticmethod

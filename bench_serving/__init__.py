@@ -1,1 +1,1 @@
-"""Tiny models, a server harness, the demonstration and the benchmarks. Nothing here is imported by the package."""
+"""Tiny models, a server harness, the demonstration and the benchmarks. The package imports none of it."""

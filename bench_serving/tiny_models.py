@@ -1,8 +1,10 @@
-"""Small checkpoints with seeded weights, written on first use: `python -m bench_serving.tiny_models NAME [--out DIR]`.
+"""Small checkpoints with seeded weights, written on first use.
 
-Real checkpoints of these families are hundreds of GB. These keep the row layouts and the shapes that the kernels
-insist on, and shrink everything else. Weights are random but scaled so that attention is sharp: the greedy output
-depends on rows thousands of tokens back, hence a wrong row in the tier changes the output.
+    python -m bench_serving.tiny_models NAME [--out DIR]
+
+Real checkpoints of these families are hundreds of GB. These keep the row layouts and the shapes that the
+kernels insist on, and shrink everything else. Weights are random but scaled so that attention is sharp: the
+greedy output depends on rows thousands of tokens back, hence a wrong row in the tier changes the output.
 
 They say nothing about the locality of a trained model's selections: use synthetic traces for performance.
 """
@@ -23,7 +25,7 @@ from typing import Any
 from . import tiny_tokenizer
 
 RECIPE_VERSION = 1
-"""Raise it when the numbers written for an unchanged recipe change, so that cached checkpoints are made anew."""
+"""Raise it when the same recipe comes to write other numbers, so that cached checkpoints are made anew."""
 
 VOCAB = 2048
 
@@ -69,7 +71,7 @@ def _layer_norms(prefix: str, hidden: int) -> Iterator[Tensor]:
 
 
 def _gqa_tensors(config: dict[str, Any]) -> Iterator[Tensor]:
-    """Llama's tensors; with Qwen3's two head norms where `model_type` says so. Attention logits have deviation 4."""
+    """Llama's tensors, and Qwen3's two head norms where `model_type` says so. Attention logits deviate by 4."""
     hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     normed = config["model_type"] == "qwen3"
@@ -243,7 +245,7 @@ def recipe(name: str) -> Recipe:
 
 
 def write(name: str, folder: Path) -> None:
-    """Write the checkpoint `name` into the existing, empty `folder`. Needs torch, safetensors and tokenizers."""
+    """Write the checkpoint `name` into the empty `folder`. Needs torch, safetensors and tokenizers."""
     import torch
     from safetensors.torch import save_file
 
@@ -252,8 +254,8 @@ def write(name: str, folder: Path) -> None:
     weights = {}
     for tensor, shape, scale in plan.tensors(plan.config):
         if len(shape) == 1:
-            # the router's correction stays in float32, as the stock loader declares it
-            weights[tensor] = torch.full(shape, scale, dtype=torch.float32 if "correction" in tensor else dtype)
+            router = "correction" in tensor  # stays float32, as the stock loader declares it
+            weights[tensor] = torch.full(shape, scale, dtype=torch.float32 if router else dtype)
             continue
         # A seed for each tensor: adding a tensor leaves the others as they were. Uniform numbers, because the
         # normal ones torch draws depend on the vector instructions of the machine.
@@ -270,7 +272,7 @@ def write(name: str, folder: Path) -> None:
 
 
 def ensure(name: str, out: Path | None = None) -> Path:
-    """The folder of checkpoint `name`, written now if it is not there. Safe against a second process doing the same.
+    """The folder of checkpoint `name`, written now if it is not there; two processes may do so at once.
 
     `out` names the folder itself; left out, it is one in `cache_folder()` whose name changes with the recipe.
     """
@@ -293,7 +295,7 @@ def ensure(name: str, out: Path | None = None) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Write one checkpoint and print its folder."""
-    parser = argparse.ArgumentParser(prog="python -m bench_serving.tiny_models", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, help="folder to write (default: a cached one)")
     options = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer of exactly the tiny models' vocabulary, so that text prompts work too.
 
-Any text encodes (the 256 bytes are tokens) and any token id decodes (the rest are letter pairs and the like, laid
-down by rule and not trained, so that the result does not depend on a version of the `tokenizers` library).
+Any text encodes (the 256 bytes are tokens) and any token id decodes. The rest are letter pairs and the like, laid
+down by rule and not trained, so that they do not depend on a version of the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def byte_alphabet() -> list[str]:
 
 
 def merges(count: int) -> list[tuple[str, str]]:
-    """The first `count` merges: letter pairs, digit pairs, words' first letters, then three letters in a row."""
+    """The first `count` merges: letter pairs, digit pairs, words' first letters, then letter triples."""
     pairs = list(product(LETTERS, LETTERS))
     table = [*pairs, *product(DIGITS, DIGITS), *((SPACE, letter) for letter in LETTERS)]
     table += [(SPACE, a + b) for a, b in pairs] + [(a + b, c) for a, b in pairs for c in LETTERS]

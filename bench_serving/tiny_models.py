@@ -71,7 +71,7 @@ def _layer_norms(prefix: str, hidden: int) -> Iterator[Tensor]:
 
 
 def _gqa_tensors(config: dict[str, Any]) -> Iterator[Tensor]:
-    """Llama's tensors, and Qwen3's two head norms where `model_type` says so. Attention logits deviate by 4."""
+    """Llama's tensors, and Qwen3's two head norms where the model has them. Attention logits deviate by 4."""
     hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     normed = config["model_type"] == "qwen3"

@@ -1,6 +1,6 @@
 """A byte-level BPE tokenizer of exactly the tiny models' vocabulary, so that text prompts work too.
 
-Any text encodes (the 256 bytes are tokens) and any token id decodes. The rest are letter pairs and the like, laid
+Any text encodes (the 256 bytes are tokens) and any token id decodes. The rest are letter pairs and such, laid
 down by rule and not trained, so that they do not depend on a version of the `tokenizers` library.
 """
 

@@ -7,6 +7,7 @@ namespace hisparse {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
+static_assert(kWarps == 32, "one warp combines the results of all warps, a lane each");
 
 struct ScanStorage {
   uint32_t warp[2][kWarps];

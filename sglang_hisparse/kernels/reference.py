@@ -72,17 +72,13 @@ def resolve(
 
     Returns `out`. Writes hot_slot, hot_stamp and clock of the group, and the device rows of entries taken.
     """
-    resident_rows, spilled = _map_pages(tables, selection, request.repeat_interleave(rows_per_request))
-    counts = [0, 0, 0, 0]
-    counts[RESIDENT] = int((resident_rows >= 0).sum())
     union = (len(request), rows_per_request * selection.shape[1])
-    result, spilled, slots = resident_rows.view(union), spilled.view(union), selection.reshape(union).long()
-    for i in torch.nonzero(spilled.any(dim=1)).flatten().tolist():
-        where = torch.nonzero(spilled[i]).flatten()
-        unique, inverse = _first_appearance(slots[i, where])
-        rows = _resolve_spilled(tables, group, unique, int(request[i]), counts, strict)
-        result[i, where] = rows[inverse]
-    result = result.view(selection.shape).to(torch.int32)
+    slots = selection.reshape(union).long()
+    rows, spilled = _map_pages(tables, slots, request)
+    counts = [int((rows >= 0).sum()), 0, 0, 0]
+    if spilled.any():
+        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict)
+    result = rows.view(selection.shape).to(torch.int32)
     if stats is not None:
         stats += torch.tensor(counts, device=stats.device)
     return result if out is None else out.copy_(result)
@@ -99,100 +95,140 @@ def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
     pairs = pairs[(pairs >= 0).all(dim=1)].long()
     device_rows, host_rows = (_page_rows(pairs[:, column]) for column in (0, 1))
     for group in layout.groups:
-        on_host = host_rows.to(group.host.device)
         if to_host:
             for plane in group.planes:
-                end = plane.host_offset + plane.row_bytes
-                group.host[on_host, plane.host_offset : end] = plane.rows[device_rows].to(group.host.device)
+                columns = group.host.narrow(1, plane.host_offset, plane.row_bytes)
+                rows = plane.rows.index_select(0, device_rows)
+                columns.index_copy_(0, host_rows.to(columns.device), rows.to(columns.device))
         else:
-            _scatter(group, group.host[on_host], device_rows)
+            _read_host(group, host_rows, device_rows)
 
 
 def _map_pages(
-    tables: HotTables, selection: torch.Tensor, request: torch.Tensor
+    tables: HotTables, slots: torch.Tensor, request: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Step 1: (int64 device row or -1, bool spilled), both like `selection`; `request` has one a row."""
-    slot = selection.long()
-    page = slot // PAGE
-    valid = (slot >= 0) & (page < len(tables.page_map)) & (request.unsqueeze(1) >= 0)
+    """Step 1 for slots int64 [Q, n]: (device row or -1, whether it is spilled), both [Q, n]."""
+    page = slots // PAGE
+    valid = (slots >= 0) & (page < len(tables.page_map)) & (request.unsqueeze(1) >= 0)
     value = torch.where(valid, tables.page_map[torch.where(valid, page, 0)], NOTHING).long()
-    return torch.where(value >= 0, value * PAGE + slot % PAGE, NOTHING), value < NOTHING
+    return torch.where(value >= 0, value * PAGE + slots % PAGE, NOTHING), value < NOTHING
 
 
-def _first_appearance(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(unique slots in order of first appearance, index into them of every given slot)."""
-    values, inverse = torch.unique(slots, return_inverse=True)
-    position = torch.arange(len(slots), device=slots.device)
-    first = torch.full_like(values, len(slots)).scatter_reduce_(0, inverse, position, "amin")
+def _resolve_spilled(
+    tables: HotTables,
+    group: Group,
+    slots: torch.Tensor,
+    spilled: torch.Tensor,
+    request: torch.Tensor,
+    rows: torch.Tensor,
+    counts: list[int],
+    strict: bool,
+) -> None:
+    """Steps 2 to 6 for all requests at once: fills `rows` [Q, n] where `spilled`, writes the group's tables.
+
+    Below, u counts the unique (request, slot) pairs in order of first appearance, request by request;
+    a counts the requests that lease hot rows and met a spilled slot.
+    """
+    span = len(tables.page_map) * PAGE
+    which, at = torch.nonzero(spilled, as_tuple=True)
+    unique, inverse = _first_appearance(which * span + slots[which, at])
+    batch, slot = unique // span, unique % span  # [u]
+    leased = tables.hot_index[request[batch].long()] >= 0
+    if strict and not leased.all():
+        row = int(request[batch[~leased][0]])
+        raise RuntimeError(f"request row {row} selected spilled slots but leases no hot rows")
+    counts[OVERFLOW] += int((~leased).sum())
+    row_of = torch.full_like(slot, NOTHING)  # [u]
+    if leased.any():
+        users, owner = torch.unique(batch[leased], return_inverse=True)
+        t = tables.hot_index[request[users].long()].long()  # [a]
+        row_of[leased] = _place(tables, group, t, owner, slot[leased], counts, strict)
+    rows[which, at] = row_of[inverse]
+
+
+def _place(
+    tables: HotTables,
+    group: Group,
+    t: torch.Tensor,
+    owner: torch.Tensor,
+    slot: torch.Tensor,
+    counts: list[int],
+    strict: bool,
+) -> torch.Tensor:
+    """Steps 3 to 6 for unique slots [u] of tables t[owner], ascending in owner: device row of each, or -1."""
+    g, span = group.index, len(tables.page_map) * PAGE
+    usable = tables.hot_len[t]  # [a]
+    width = int(usable.max())
+    live = torch.arange(width, device=t.device) < usable.unsqueeze(1)  # [a, width]
+    hot_slot, stamp = tables.hot_slot[g, t, :width].long(), tables.hot_stamp[g, t, :width].long()
+    now = tables.clock[g, t] + 1
+
+    base = torch.arange(len(t), device=t.device).unsqueeze(1) * span
+    entry = _find(torch.where(live & (hot_slot >= 0), base + hot_slot, NOTHING), owner * span + slot)
+    hit = entry >= 0
+    stamp[owner[hit], entry[hit]] = now[owner[hit]].long()
+    candidate = live & (stamp != now.unsqueeze(1))
+    oldest_first = torch.sort(torch.where(candidate, stamp, 2**31), dim=1, stable=True).indices
+
+    missed = torch.nonzero(~hit).flatten()
+    misses = torch.bincount(owner[missed], minlength=len(t))
+    nth = torch.arange(len(missed), device=t.device) - (misses.cumsum(0) - misses)[owner[missed]]
+    victims = candidate.sum(dim=1)
+    fetched = missed[nth < victims[owner[missed]]]
+    if strict and len(fetched) < len(missed):
+        short = int(torch.nonzero(misses > victims)[0])
+        raise RuntimeError(
+            f"index group {g}, hot table {int(t[short])}: {int((owner == short).sum())} spilled slots in one "
+            f"step ({int(misses[short])} missing) but {int(usable[short])} hot rows "
+            f"({int(victims[short])} free to take)"
+        )
+    entry[fetched] = oldest_first[owner[fetched], nth[nth < victims[owner[missed]]]]
+
+    found = hit.clone()
+    found[fetched] = True
+    tables.clock[g, t] = now
+    tables.hot_stamp[g, t[owner[found]], entry[found]] = now[owner[found]]
+    tables.hot_slot[g, t[owner[fetched]], entry[fetched]] = slot[fetched].to(torch.int32)
+    rows = torch.full_like(slot, NOTHING)
+    rows[found] = tables.hot_rows[t[owner[found]], entry[found]].long()
+    host_page = NOTHING - 1 - tables.page_map[slot[fetched] // PAGE].long()
+    host_rows = host_page * PAGE + slot[fetched] % PAGE
+    _read_host(group, host_rows, rows[fetched])
+
+    counts[HOT] += len(slot) - len(missed)
+    counts[MISSED] += len(fetched)
+    counts[OVERFLOW] += len(missed) - len(fetched)
+    return rows
+
+
+def _first_appearance(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(unique keys in order of first appearance, index into them of every given key)."""
+    values, inverse = torch.unique(keys, return_inverse=True)
+    position = torch.arange(len(keys), device=keys.device)
+    first = torch.full_like(values, len(keys)).scatter_reduce_(0, inverse, position, "amin")
     order = torch.argsort(first)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     return values[order], rank[inverse]
 
 
-def _resolve_spilled(
-    tables: HotTables, group: Group, slots: torch.Tensor, request: int, counts: list[int], strict: bool
-) -> torch.Tensor:
-    """Steps 2 to 6 for the unique spilled slots of one request: int64 device row of each, or -1."""
-    rows = torch.full_like(slots, NOTHING)
-    t = int(tables.hot_index[request])
-    if t < 0:
-        if strict:
-            raise RuntimeError(
-                f"request row {request} selected {len(slots)} spilled slots but leases no hot rows"
-            )
-        counts[OVERFLOW] += len(slots)
-        return rows
-    usable = int(tables.hot_len[t])
-    hot_slot, hot_stamp = tables.hot_slot[group.index, t, :usable], tables.hot_stamp[group.index, t, :usable]
-    hot_rows = tables.hot_rows[t, :usable].long()
-    now = int(tables.clock[group.index, t]) + 1
-
-    entry = _find_entries(hot_slot, slots)
-    hit = entry >= 0
-    missed = torch.nonzero(~hit).flatten()
-    evictable = hot_stamp != now
-    evictable[entry[hit]] = False
-    oldest = torch.sort(hot_stamp, stable=True).indices
-    victims = oldest[evictable[oldest]][: len(missed)]
-    if strict and len(victims) < len(missed):
-        raise RuntimeError(
-            f"index group {group.index}, request row {request}: {len(slots)} spilled slots in one step "
-            f"({len(missed)} missing) but {usable} hot rows ({len(victims)} free to take)"
-        )
-
-    tables.clock[group.index, t] = now
-    hot_stamp[entry[hit]] = now
-    rows[hit] = hot_rows[entry[hit]]
-    fetched = missed[: len(victims)]
-    hot_slot[victims] = slots[fetched].to(torch.int32)
-    hot_stamp[victims] = now
-    rows[fetched] = hot_rows[victims]
-    host_page = NOTHING - 1 - tables.page_map[slots[fetched] // PAGE].long()
-    host_rows = host_page * PAGE + slots[fetched] % PAGE
-    _scatter(group, group.host[host_rows.to(group.host.device)], rows[fetched])
-
-    counts[HOT] += len(slots) - len(missed)
-    counts[MISSED] += len(victims)
-    counts[OVERFLOW] += len(missed) - len(victims)
-    return rows
-
-
-def _find_entries(hot_slot: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Lowest entry that caches each of the unique `slots`, or -1."""
-    ordered, order = torch.sort(slots)
-    at = torch.searchsorted(ordered, hot_slot.long()).clamp_(max=len(slots) - 1)
-    cached = torch.nonzero(ordered[at] == hot_slot).flatten()
-    entry = torch.full_like(slots, len(hot_slot)).scatter_reduce_(0, order[at[cached]], cached, "amin")
-    return torch.where(entry < len(hot_slot), entry, NOTHING)
+def _find(cached: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Lowest column of `cached` [a, width] that holds each of the unique `keys` [u], or -1."""
+    width = cached.shape[1]
+    ordered, order = torch.sort(keys)
+    at = torch.searchsorted(ordered, cached).clamp_(max=len(keys) - 1)
+    match = torch.nonzero((ordered[at] == cached).flatten()).flatten()
+    column = torch.full_like(keys, width)
+    column.scatter_reduce_(0, order[at.flatten()[match]], match % max(width, 1), "amin")
+    return torch.where(column < width, column, NOTHING)
 
 
 def _page_rows(pages: torch.Tensor) -> torch.Tensor:
     return (pages.unsqueeze(1) * PAGE + torch.arange(PAGE, device=pages.device)).flatten()
 
 
-def _scatter(group: Group, host_rows: torch.Tensor, device_rows: torch.Tensor) -> None:
-    """Write gathered host rows [n, host_row_bytes] to `device_rows` [n] of every plane of the group."""
-    host_rows = host_rows.to(group.device)
+def _read_host(group: Group, host_rows: torch.Tensor, device_rows: torch.Tensor) -> None:
+    """Copy host rows [n] to device rows [n] of every plane of the group."""
+    rows = group.host.index_select(0, host_rows.to(group.host.device)).to(group.device)
     for plane in group.planes:
-        plane.rows[device_rows] = host_rows[:, plane.host_offset : plane.host_offset + plane.row_bytes]
+        plane.rows.index_copy_(0, device_rows, rows.narrow(1, plane.host_offset, plane.row_bytes))

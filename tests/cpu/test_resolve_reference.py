@@ -275,7 +275,7 @@ def test_a_request_without_hot_rows_overflows():
     group, selection, stats = world.layout.groups[0], ints(64, 64, 65, 130), torch.zeros(4, dtype=torch.int64)
     out = reference.resolve(world.tables, group, selection, torch.tensor([0]), 1, stats=stats)
     assert out.tolist() == [[-1, -1, -1, 130]] and stats.tolist() == [1, 0, 0, 2]
-    with pytest.raises(RuntimeError, match="request row 0 selected 2 spilled slots"):
+    with pytest.raises(RuntimeError, match="request row 0 selected spilled slots"):
         reference.resolve(world.tables, group, selection, torch.tensor([0]), 1, strict=True)
 
 

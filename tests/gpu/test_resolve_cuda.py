@@ -50,7 +50,7 @@ CASES = [
 
 
 class Twin:
-    """The same pool twice: `cuda` for the kernel, `cpu` for the reference. Both only read the shared host rows.
+    """The same pool twice: `cuda` for the kernel, `cpu` for the reference. Host rows are shared.
 
     Pages change their place at random between steps. Selections keep part of the step before, repeat entries,
     and hold every kind of entry that selects nothing.
@@ -264,7 +264,8 @@ def test_limits_are_refused_with_numbers_small() -> None:
     wide = torch.zeros(1, resolve.MAX_ENTRIES + 1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(RuntimeError, match="8193 entries"):
         resolve.resolve(twin.cuda, twin.cuda_group, wide, request, 1)
+    narrow = torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
     with pytest.raises(RuntimeError, match="not 1 requests of 2"):
-        resolve.resolve(twin.cuda, twin.cuda_group, wide[:, :4], request, 2)
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 2)
     with pytest.raises(RuntimeError, match=r"[Dd]type|DType"):
-        resolve.resolve(twin.cuda, twin.cuda_group, wide[:, :4].long(), request, 1)
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow.long(), request, 1)

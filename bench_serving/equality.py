@@ -2,8 +2,8 @@
 
     python -m bench_serving.equality MODEL_DIR --dtype bf16 [--pressure] --out FILE.jsonl
 
-Every server gets the same requests in the same schedule: generation is paused, all requests are queued, generation
-goes on. Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
+Every server gets the same requests in the same schedule: one call carries all prompts, so that the scheduler sees
+them at once. Free pages are shuffled, so that neither slots nor device rows are in order. Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
 server and one with a quarter of its device pool, at 8 and at 32 concurrent requests of 4K to 32K tokens.
 """
 
@@ -17,11 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from bench_serving import tiny_models
 
 ARGS = {
     "bf16": ["--kv-cache-dtype", "bfloat16", "--dsa-prefill-backend", "flashmla_sparse",
@@ -81,35 +82,21 @@ class Server:
 
     def together(self, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
         """All prompts in one deterministic schedule -> tokens, logprobs and cached tokens of each."""
-        answers: list[Any] = [None] * len(prompts)
-        call(self.port, "/pause_generation", {"mode": "in_place"})
-
-        def one(index: int) -> None:
-            answers[index] = call(self.port, "/generate", {
-                "input_ids": prompts[index], "return_logprob": True,
-                "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-            })
-
-        threads = []
-        for index in range(len(prompts)):
-            threads.append(threading.Thread(target=one, args=(index,)))
-            threads[-1].start()
-            time.sleep(0.05)
-        time.sleep(1.0)
-        call(self.port, "/continue_generation", {})
-        for thread in threads:
-            thread.join()
+        answers = call(self.port, "/generate", {
+            "input_ids": prompts, "return_logprob": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        })
         return [
             {"tokens": a["output_ids"], "logprobs": [x[0] for x in a["meta_info"]["output_token_logprobs"]],
              "cached": a["meta_info"]["cached_tokens"]}
             for a in answers
         ]
 
-    def force(self, share: float) -> None:
-        """Forced spill rate from now on."""
-        done = call(self.port, "/set_internal_state", {"server_args": {"hisparse_force_spill": share}})
-        if not (done[0] if isinstance(done, list) else done).get("updated", False):
-            raise RuntimeError(f"force_spill was not taken: {done}")
+    def knob(self, name: str, value: float) -> None:
+        """Turn a test knob of the tier (seams/state.py)."""
+        done = call(self.port, "/set_internal_state", {"server_args": {f"hisparse_{name}": value}})
+        if "true" not in json.dumps(done):
+            raise RuntimeError(f"hisparse_{name} {value} was not taken: {done}")
 
     def counters(self) -> dict[str, Any]:
         state = call(self.port, "/server_info")["internal_states"][0].get("hisparse", {})
@@ -151,12 +138,14 @@ def equality(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str
         stock.ready(a.start_limit)
         want = stock.together(prompts, a.tokens)
         again = stock.together(prompts, a.tokens)
-        lines.append(compare("stock", want, want))
+        call(stock.port, "/flush_cache", {})
+        lines.append(compare("stock, against itself", stock.together(prompts, a.tokens), want))
         stock.close()
         ours.ready(a.start_limit)
         for share in (0.0, 0.5, 1.0):
-            ours.force(share)
             call(ours.port, "/flush_cache", {})
+            ours.knob("force_spill", share)
+            ours.knob("shuffle", 7)
             lines.append({**compare(f"tier, {share:.0%} spilled", ours.together(prompts, a.tokens), want),
                           **ours.counters()})
             hit = compare(f"tier, {share:.0%} spilled, prefix hits", ours.together(prompts, a.tokens), again)
@@ -196,7 +185,7 @@ def pressure(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model")
+    parser.add_argument("model", help="name of a tiny model, or a folder")
     parser.add_argument("--dtype", choices=sorted(ARGS), default="bf16")
     parser.add_argument("--pressure", action="store_true")
     parser.add_argument("--requests", type=int, default=8)
@@ -208,6 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args(argv)
     a.out.parent.mkdir(parents=True, exist_ok=True)
+    if not Path(a.model).is_dir():
+        a.model = str(tiny_models.ensure(a.model))
     a.name = a.out.stem
     base = [*ARGS[a.dtype], "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
             "--skip-server-warmup", "--cuda-graph-max-bs-decode", "32", "--mem-fraction-static", "0.85", *a.arg]

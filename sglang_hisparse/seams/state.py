@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,12 @@ def internal_state(result: Any, controller: Any, request: Any) -> Any:
 
 
 def change_state(original: Callable[..., Any], controller: Any, request: Any) -> Any:
-    """Test knobs, only where the environment allows them: `hisparse_force_spill` (share of sealed pages spilled in
-    every step) and `hisparse_flip_byte` (damage one host byte of the n-th spilled page, for the audit's test)."""
+    """Test knobs, only where the environment allows them:
+
+    hisparse_force_spill   share of sealed pages spilled in every step
+    hisparse_shuffle       seed: permute the free logical and device pages, so that a page map cannot be the identity
+    hisparse_flip_byte     n: damage one host byte of the n-th spilled page, for the audit's test
+    """
     knobs = {key: value for key, value in request.server_args.items() if key.startswith("hisparse_")}
     tier = runtime.tier
     if not knobs or tier is None or os.environ.get(TEST_KNOBS) != "1":
@@ -47,6 +52,9 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
     for key, value in knobs.items():
         if key == "hisparse_force_spill":
             tier.planner.options = dataclasses.replace(tier.planner.options, force_spill=float(value))
+        elif key == "hisparse_shuffle":
+            random.Random(value).shuffle(tier.residency.free_device)
+            controller.scheduler.token_to_kv_pool_allocator.shuffle_free(int(value))
         elif key == "hisparse_flip_byte":
             _flip(tier, int(value))
         else:

@@ -129,7 +129,7 @@ def compare(name: str, got: list[dict[str, Any]], want: list[dict[str, Any]]) ->
 
 
 def equality(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str, Any]]:
-    prompts = prompts_of(a.requests, 2500, 6500, a.vocab, 1)
+    prompts = prompts_of(a.requests, 1000, 6500, a.vocab, 1)
     base = [*base, "--max-total-tokens", "131072"]
     stock = Server(a.model, base, None, log / f"{a.name}-stock.log")
     ours = Server(a.model, base, {"host_pool_gib": 2.0, **a.config}, log / f"{a.name}-ours.log")
@@ -161,7 +161,7 @@ def pressure(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str
     quarter = total // 4 // 64 * 64
     resident = Server(a.model, [*base, "--max-total-tokens", str(total + 4096)], {"host_pool_gib": 0.5, **a.config},
                       log / f"{a.name}-resident.log")
-    small = Server(a.model, [*base, "--max-total-tokens", str(quarter)], {"host_pool_gib": 16, **a.config},
+    small = Server(a.model, [*base, "--max-total-tokens", str(quarter)], {"host_pool_gib": 8, **a.config},
                    log / f"{a.name}-quarter.log")
     lines = []
     try:

@@ -1,7 +1,7 @@
 """Who may start: every admitted request must be able to go on with all others at their smallest footprint.
 
-    smallest footprint of a request that decodes     min(its pages, hot_min + open pages)
-    of one in prefill                                at least what its prefill needs in HBM at once
+    smallest footprint of a request that decodes min(its pages, hot_min + open pages + the one it starts next)
+    of one in prefill                           at least what its prefill needs in HBM at once
 
 A new request waits while the footprints would not fit the device pool together. Pure arithmetic, in pages.
 """
@@ -15,12 +15,12 @@ from sglang_hisparse.policy.requests import OPEN_PAGES, Request
 
 def decode_pages(most_pages: int, hot_min: int) -> int:
     """Device pages without which a decoding request cannot take its next step."""
-    return min(most_pages, hot_min + OPEN_PAGES)
+    return min(most_pages, hot_min + OPEN_PAGES + 1)
 
 
 def prefill_pages(prompt_pages: int, chunk_pages: int, hot_min: int, reads_host: bool) -> int:
-    """Device pages that a prefill needs at once: the whole prompt where it reads HBM only; else the chunk being
-    written beside the hot rows that its spilled part already costs."""
+    """Device pages that a prefill needs at once: the whole prompt where it reads HBM only; else the chunk
+    being written beside the hot rows that its spilled part already costs."""
     if not reads_host:
         return prompt_pages
     return min(prompt_pages, chunk_pages + hot_min + OPEN_PAGES)
@@ -38,8 +38,8 @@ def running_footprint(requests: Iterable[Request], hot_min: int) -> int:
 
 
 def hot_charge(most_pages: Iterable[int], hot_min: int, device_pages: int) -> int:
-    """Device pages that hot rows take from what both tiers hold together: none while all requests fit HBM, else the
-    least hot rows of each, less the one share that the logical size leaves out already."""
+    """Device pages that hot rows take from what both tiers hold together: none while all requests fit HBM,
+    else the least hot rows of each, less the one share that the logical size leaves out already."""
     pages = list(most_pages)
     if sum(pages) <= device_pages:
         return 0

@@ -1,12 +1,13 @@
 """When pages are cleaned, spilled and restored, and how many device pages a request leases for hot rows.
 
-Spilling pays only beyond the hot rows that it makes necessary: the first `hot_min` pages that leave a request
-cost as many leased pages. So room is made in this order, and a request is touched only where that gains pages:
+Spilling pays only beyond the hot rows that it makes necessary: the first `hot_min` pages that leave a
+request cost as many leased pages. So room is made in this order, and a request is touched only where that
+gains pages:
 
     1. hot rows beyond the least that a request needs          (gain 1 a page, no bytes)
     2. idle pages: owned by the radix tree, read by nobody     (gain 1 a page)
     3. pages that one request reads, oldest first, its first page (attention sink) last
-    4. pages that several requests read
+    4. pages that several requests read, and private ones that gain only together with them
 
 `gain()` answers how much that would be and changes nothing; `make_room()` does it. Both count the same way.
 """
@@ -115,24 +116,38 @@ class Planner:
     def _hot_cost(self, request: Request, more: int) -> int:
         return self.least_hot(request.spilled + more) - self.least_hot(request.spilled)
 
-    def _gain_order(self) -> list[Request]:
-        """Requests by what spilling all they can would gain, best first; ties by row."""
-        requests = self.residency.requests.values()
-        return sorted(requests, key=lambda r: (self._hot_cost(r, r.movable()) - r.movable(), r.row))
+    def _gain_order(self) -> list[tuple[Request, int]]:
+        """Requests and how many of their pages may leave (a lower bound), by what that would gain, best
+        first; ties by row."""
+        residency = self.residency
+        movable = {row: request.movable() for row, request in residency.requests.items()}
+        for page in residency.pinned:
+            if residency.device[page] >= 0 and len(residency.readers[page]) == 1:
+                row = residency.readers[page][0].row
+                movable[row] = max(0, movable[row] - 1)
+        order = [(request, movable[row]) for row, request in residency.requests.items()]
+        return sorted(order, key=lambda pair: (self._hot_cost(*pair) - pair[1], pair[0].row))
 
     def gain(self) -> int:
-        """Device pages that `make_room` could free now, beyond the free ones. Changes nothing. O(requests)."""
+        """Device pages that `make_room` could free now without touching shared pages, beyond the free ones.
+        Changes nothing. O(requests + pages of the coming forward)."""
         residency = self.residency
-        room = residency.host_room()
-        gained = sum(map(self._excess_hot, residency.requests.values()))
-        idle = len(residency.idle) - residency.idle_spilled - sum(p in residency.idle for p in residency.fresh)
+        room, tables = residency.host_room(), len(self.free_tables)
+        gained = 0
+        for request in residency.requests.values():
+            gained += self._excess_hot(request)
+            tables += request.lease is not None and request.spilled == 0
+        stay = residency.fresh | residency.pinned
+        idle = len(residency.idle) - residency.idle_spilled
+        idle -= sum(page in residency.idle and residency.device[page] >= 0 for page in stay)
         moved = min(idle, room)
         gained, room = gained + moved, room - moved
-        for request in self._gain_order():
-            count = min(request.movable(), room)
+        for request, movable in self._gain_order():
+            count = min(movable, room)
             net = count - self._hot_cost(request, count)
-            if net > 0:
-                gained, room = gained + net, room - count
+            needs_table = net < count and min(request.spilled, request.hot_pages()) == 0
+            if net > 0 and tables >= needs_table:
+                gained, room, tables = gained + net, room - count, tables - needs_table
         return gained
 
     # -- making room -----------------------------------------------------------------------------------------
@@ -143,17 +158,12 @@ class Planner:
         last = len(request.pages) - OPEN_PAGES
         for index in (*range(1, last), *range(min(1, last))):
             page = request.pages[index]
-            if self._may_leave(page) and len(residency.readers[page]) == 1:
+            if self._may_leave(page) and residency.readers[page] == [request]:
                 yield page
 
     def _may_leave(self, page: int) -> bool:
         residency = self.residency
         return residency.device[page] >= 0 and page not in residency.fresh and page not in residency.pinned
-
-    def _settle(self, request: Request) -> None:
-        least = self.least_hot(request.spilled)
-        if request.hot_pages() < least:
-            self._resize_lease(request, least)
 
     def make_room(self, pages: int) -> bool:
         """Free device pages until `pages` are free. False where that many cannot be had; then what was gained
@@ -170,84 +180,104 @@ class Planner:
                 self._resize_lease(request, request.hot_pages() - min(excess, missing()))
         if missing() > 0:
             self._spill_idle(missing())
-        for request in self._gain_order() if missing() > 0 else ():
+        for request, _ in self._gain_order() if missing() > 0 else ():
             if missing() <= 0:
                 break
             self._spill_request(request, missing())
         if missing() > 0:
-            self._spill_shared(missing())
+            self._spill_together(missing())
         return missing() <= 0
 
     def _spill_idle(self, count: int) -> None:
         residency = self.residency
-        chosen = []
+        chosen: list[int] = []
         room = residency.host_room()
         for page in residency.idle:
             if len(chosen) == min(count, room):
                 break
             if self._may_leave(page):
                 chosen.append(page)
-        for page in chosen:
-            residency.spill(page)
+        self._spill_pages(chosen)
 
     def _spill_request(self, request: Request, want: int) -> None:
         """Spill pages of `request` for a net gain of `want` device pages, or as much as it has."""
-        residency = self.residency
         to_fill = max(0, self.options.hot_min - request.spilled)
-        count = min(want + to_fill, residency.host_room())
-        chosen = []
+        count = min(want + to_fill, self.residency.host_room())
+        chosen: list[int] = []
         for page in self._movable_pages(request):
             if len(chosen) == count:
                 break
             chosen.append(page)
-        if len(chosen) - self._hot_cost(request, len(chosen)) <= 0 or not self._has_table(request):
-            return
-        for page in chosen:
-            residency.spill(page)
-        self._settle(request)
+        cost = self._hot_cost(request, len(chosen))
+        if len(chosen) > cost and (cost == 0 or self._has_table(request)):
+            self._spill_pages(chosen)
 
     def _has_table(self, request: Request) -> bool:
         return request.lease is not None or bool(self.free_tables)
 
-    def _spill_shared(self, want: int) -> None:
-        """Spill pages that several requests read, all or nothing: each reader may need hot rows."""
+    def _spill_together(self, want: int) -> None:
+        """Spill shared pages for a net gain of `want`, and private ones that gain only together with them:
+        what is left where neither alone pays for the hot rows of all readers. Less where there is less."""
         residency = self.residency
-        chosen = [
-            page
-            for page in residency.shared
-            if self._may_leave(page) and all(page not in r.pages[-OPEN_PAGES:] for r in residency.readers[page])
-        ][: residency.host_room()]
-        more: dict[int, int] = {}
-        for page in chosen:
-            for reader in residency.readers[page]:
-                more[reader.row] = more.get(reader.row, 0) + 1
-        requests = [residency.requests[row] for row in more]
-        cost = sum(self._hot_cost(r, more[r.row]) for r in requests)
-        tables = sum(r.lease is None for r in requests)
-        if len(chosen) - cost <= 0 or tables > len(self.free_tables):
-            return
-        for page in chosen[: want + cost]:
+        room, tables = residency.host_room(), len(self.free_tables)
+        is_open = {page for r in residency.requests.values() for page in r.pages[-OPEN_PAGES:]}
+        chosen: dict[int, None] = {}
+        more: dict[int, int] = {}  # row -> pages of `chosen` that it reads
+        best = gained = cost = 0
+        for request, _ in self._gain_order():
+            for page in (*request.pages[1:], *request.pages[:1]):
+                readers = residency.readers[page]
+                new = sum(r.lease is None and r.row not in more and self._hot_cost(r, 1) > 0 for r in readers)
+                if len(chosen) == room or gained >= want:
+                    break
+                if page in chosen or page in is_open or request not in readers or new > tables:
+                    continue
+                if not self._may_leave(page):
+                    continue
+                chosen[page] = None
+                tables -= new
+                for reader in readers:
+                    before = more.get(reader.row, 0)
+                    more[reader.row] = before + 1
+                    cost += self._hot_cost(reader, before + 1) - self._hot_cost(reader, before)
+                if len(chosen) - cost > gained:
+                    best, gained = len(chosen), len(chosen) - cost
+        self._spill_pages(list(chosen)[:best])
+
+    def _spill_pages(self, pages: list[int]) -> None:
+        """Spill `pages` and lease the hot rows that this costs their readers. What a reader lacks already, as
+        after a prefill that reads the host, is for `prepare_decode`."""
+        residency = self.residency
+        readers = {r.row: r for page in pages for r in residency.readers[page]}.values()
+        lacking = [self.least_hot(r.spilled) - r.hot_pages() for r in readers]
+        for page in pages:
             residency.spill(page)
-        for request in requests:
-            self._settle(request)
+        for reader, lacks in zip(readers, lacking, strict=True):
+            self._resize_lease(reader, self.least_hot(reader.spilled) - lacks)
 
     # -- bringing back ---------------------------------------------------------------------------------------
 
+    def hold(self, requests: Iterable[Request]) -> list[int]:
+        """The coming forward reads every page of `requests` in HBM: none of them leaves, and their hot rows,
+        which it does not use, make room. Returns the pages that are to be restored."""
+        pages: dict[int, None] = {}
+        for request in requests:
+            pages.update(dict.fromkeys(request.pages))
+            self._resize_lease(request, 0)
+        self.residency.pinned.update(pages)
+        return [page for page in pages if self.residency.device[page] < 0]
+
     def restore_all(self, requests: Iterable[Request]) -> bool:
-        """Bring every page of `requests` to HBM and keep it there for the coming forward (prefill reads it).
-        False where there is no room; then nothing is restored."""
+        """Hold `requests` and bring every page of them to HBM (prefill reads it there). False where there is
+        no room; then nothing is restored, and nothing held."""
         residency = self.residency
         requests = list(requests)
-        pages = dict.fromkeys(page for request in requests for page in request.pages)
-        residency.pinned.update(pages)
-        gone = [page for page in pages if residency.device[page] < 0]
+        gone = self.hold(requests)
         if not self.make_room(len(gone)):
-            residency.pinned.difference_update(pages)
+            residency.pinned.difference_update(page for request in requests for page in request.pages)
             return False
         for page in gone:
             residency.restore(page)
-        for request in requests:
-            self._resize_lease(request, self.least_hot(request.spilled))
         return True
 
     def prepare_decode(self, request: Request) -> bool:
@@ -255,9 +285,9 @@ class Planner:
         least = self.least_hot(request.spilled)
         if request.hot_pages() >= least:
             return True
-        if not self._has_table(request) or not self.make_room(least - request.hot_pages()):
+        if not self.make_room(least - request.hot_pages()) or not self._has_table(request):
             return False
-        self._settle(request)
+        self._resize_lease(request, self.least_hot(request.spilled))
         return True
 
     # -- once a step -----------------------------------------------------------------------------------------
@@ -293,8 +323,8 @@ class Planner:
 
     def _next_victims(self) -> Iterator[int]:
         yield from [page for page in self.residency.idle if self._may_leave(page)]
-        for request in self._gain_order():
-            if request.movable() - self._hot_cost(request, request.movable()) > 0:
+        for request, movable in self._gain_order():
+            if movable - self._hot_cost(request, movable) > 0:
                 yield from list(self._movable_pages(request))
 
     def _bring_back(self, room: int) -> None:
@@ -304,9 +334,9 @@ class Planner:
         for request in list(residency.requests.values()):
             if room <= 0:
                 return
-            if request.spilled == 0:
+            if request.stale:
                 continue
-            for page in reversed(request.pages):
+            for page in reversed(request.pages) if request.spilled else ():
                 if room > 0 and residency.device[page] < 0:
                     residency.restore(page)
                     room -= 1
@@ -342,4 +372,4 @@ class Planner:
             for page in chosen[: residency.host_room()]:
                 residency.spill(page)
             for reader in readers:
-                self._settle(reader)
+                self._resize_lease(reader, max(reader.hot_pages(), self.least_hot(reader.spilled)))

@@ -20,9 +20,9 @@ class Lease:
 class Request:
     """One request that holds KV.
 
-    `row` is its row of SGLang's req_to_token table; `pages[i]` holds positions 64*i to 64*i+63; `length` counts the
-    tokens that have a slot. `most_pages`: pages at its longest; `prompt_pages`: of its prompt; `prefill_pages`: device
-    pages that it needs at once while the prompt is prefilled.
+    `row` is its row of SGLang's req_to_token table; `pages[i]` holds positions 64*i to 64*i+63; `length`
+    counts the tokens that have a slot. `most_pages`: pages at its longest; `prompt_pages`: of its prompt;
+    `prefill_pages`: device pages that it needs at once while the prompt is prefilled.
     `spilled` counts its pages without a device page, `private` its pages with a device page that nobody else
     reads, `fresh` those of `private` that the forward being prepared writes for the first time.
     """

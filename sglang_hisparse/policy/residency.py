@@ -245,7 +245,9 @@ class Residency:
         assert hosts == list(range(self.host_pages)), "a host page is lost or in two places"
         for page in range(1, self.logical_pages + 1):
             state, readers = self.state(page), self.readers[page]
-            assert (page in self.idle) == (state is not State.FREE and not readers), f"idle index, page {page}"
+            assert (page in self.idle) == (state is not State.FREE and not readers), (
+                f"idle index, page {page}"
+            )
             shared = len(readers) > 1 and self.device[page] >= 0
             assert (page in self.shared) == shared, f"shared index, page {page}"
             assert (page in self.clean_pages) == (state is State.CLEAN), f"clean index, page {page}"

@@ -3,7 +3,9 @@
     python -m bench_serving.equality MODEL_DIR --dtype bf16 [--pressure] --out FILE.jsonl
 
 Every server gets the same requests in the same schedule: one call carries all prompts, so that the scheduler sees
-them at once. Free pages are shuffled, so that neither slots nor device rows are in order. Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
+them at once. Free pages are shuffled, so that neither slots nor device rows are in order. Top-k is FlashInfer's
+deterministic one on all sides: with stock's default kernel the order of a selection varies from run to run, and stock
+differs from itself (results/ has such a run). Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
 server and one with a quarter of its device pool, at 8 and at 32 concurrent requests of 4K to 32K tokens.
 """
 
@@ -56,7 +58,7 @@ class Server:
         self._file = log.open("w")
         self._process = subprocess.Popen(
             self.command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "SGLANG_HISPARSE_TEST": "1"},
+            env={**os.environ, "SGLANG_HISPARSE_TEST": "1", "SGLANG_DSA_TOPK_FLASHINFER_DETERMINISTIC": "1"},
         )
 
     def ready(self, seconds: float) -> None:
@@ -187,6 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", help="name of a tiny model, or a folder")
     parser.add_argument("--dtype", choices=sorted(ARGS), default="bf16")
+    parser.add_argument("--topk", default="flashinfer", help="--dsa-topk-backend of all servers")
     parser.add_argument("--pressure", action="store_true")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
@@ -200,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     if not Path(a.model).is_dir():
         a.model = str(tiny_models.ensure(a.model))
     a.name = a.out.stem
-    base = [*ARGS[a.dtype], "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
+    base = [*ARGS[a.dtype], "--dsa-topk-backend", a.topk, "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
             "--skip-server-warmup", "--cuda-graph-max-bs-decode", "32", "--mem-fraction-static", "0.85", *a.arg]
     lines = (pressure if a.pressure else equality)(a, base, a.out.parent)
     good = True

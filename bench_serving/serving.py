@@ -200,7 +200,7 @@ class Server:
         """Greedy continuations of token lists, with logprobs, in the order of `prompts`.
 
         All prompts travel in one message, which an idle scheduler takes in at once: the same call to the same
-        idle server gives the same schedule. (Pausing does not: held requests trickle in after it has gone on.)
+        idle server gives the same schedule. (Pausing does not: held requests trickle in once it goes on.)
         """
         lengths = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
         sampling = [
@@ -243,7 +243,7 @@ class Server:
         return answer
 
     def hisparse(self) -> dict[str, Any]:
-        """Our part of the first rank's state: options, capacity, pages, counters. Empty where the tier is off."""
+        """Our part of the first rank's state: options, capacity, pages, counters. Empty with the tier off."""
         states = self.info().get("internal_states") or [{}]
         found: dict[str, Any] = states[0].get("hisparse") or {}
         return found
@@ -253,7 +253,7 @@ class Server:
         return dict(self.hisparse().get("counters") or {})
 
     def change(self, **knobs: Any) -> None:
-        """Set test knobs (`hisparse_...`) of a server under SGLANG_HISPARSE_TEST=1. ServerError if refused."""
+        """Set test knobs (`hisparse_...`) under SGLANG_HISPARSE_TEST=1. ServerError if refused."""
         answer = self.call("/set_internal_state", {"server_args": knobs})
         taken = answer[0] if isinstance(answer, list) else answer
         if not taken.get("updated", False):

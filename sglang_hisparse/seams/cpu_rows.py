@@ -1,9 +1,9 @@
 """Make a row's matrix product on the CPU the same whatever other rows are in the batch.
 
-BLAS takes other kernels for one, two and three rows than for four and more (measured: MKL in float32, one thread;
-from four rows on a row's bits do not depend on the number of rows). A request that runs alone would so get other
-logits than in company, and a bit-exact comparison of two schedules would fail for a reason that is not ours. Few
-rows are therefore filled up. Only the CPU and float32: a serving GPU never comes here.
+BLAS takes other kernels for one, two and three rows than for four and more. (Measured: MKL in float32 with one
+thread; from four rows on a row's bits do not depend on the number of rows.) A request that decodes alone would get
+other logits than in company, and comparing two schedules bit for bit would fail for a reason that is not ours. Few
+rows are therefore filled up, on the CPU and in float32 only: a serving GPU never comes here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 ENOUGH_ROWS = 16
-"""Rows from which on a product is left as it is. Four suffice where it was measured; BLAS libraries differ."""
+"""A product of this many rows is left as it is. Four suffice where it was measured; libraries differ."""
 
 
 def fill_linear(
@@ -36,7 +36,7 @@ def fill_lm_head(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """AROUND `LogitsProcessor._compute_lm_head`: hidden states [rows, hidden] -> logits [rows, vocabulary]."""
+    """AROUND `LogitsProcessor._compute_lm_head`: hidden states [rows, hidden] -> logits."""
     logits = original(processor, _filled(hidden_states), *args, **kwargs)
     return logits[: hidden_states.shape[0]]
 

@@ -1,9 +1,9 @@
 """Make a row's matrix product on the CPU the same whatever other rows are in the batch.
 
-BLAS takes other kernels for one, two and three rows than for four and more. (Measured: MKL in float32 with one
-thread; from four rows on a row's bits do not depend on the number of rows.) A request that decodes alone would get
-other logits than in company, and comparing two schedules bit for bit would fail for a reason that is not ours. Few
-rows are therefore filled up, on the CPU and in float32 only: a serving GPU never comes here.
+BLAS takes other kernels for one, two and three rows than for four and more. (Measured: MKL in float32, one
+thread; from four rows on a row's bits do not depend on their number.) A request that decodes alone would get
+other logits than in company, and comparing two schedules bit for bit would fail for a reason that is not ours.
+Few rows are therefore filled up, on the CPU and in float32 only: a serving GPU never comes here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the host tier does, in one table: `python -m bench_serving.demo`.
 
-The same requests go to three servers, one after the other: one whose device pool holds everything, one with a
-quarter of that pool, and one with the same quarter and a host tier. A machine with a GPU serves a tiny GLM-5.2
-(DSA), any other a tiny Qwen3 with Quest on its CPU; both are made here, nothing is downloaded.
+The same requests go to three servers, one after the other: one whose device pool holds everything, one with
+a quarter of that pool, and one with the same quarter and a host tier. A machine with a GPU serves a tiny
+GLM-5.2 (DSA), any other a tiny Qwen3 with Quest on its CPU; both are made here, nothing is downloaded.
 
 Exit status 1 where the tier changed an output.
 """
@@ -38,6 +38,7 @@ class Plan:
     new_tokens: int
     pool: int
     host_pool_gib: float
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,9 +58,10 @@ def plan_for(cuda: bool, requests: int, new_tokens: int) -> Plan:
     pool = sum(-(-(len(prompt) + new_tokens) // 64) * 64 for prompt in prompts)
     common = ("--skip-tokenizer-init", "--skip-server-warmup", "--page-size", "64")
     if cuda:
-        # flashinfer's top-k breaks ties in one way whatever the batch
+        # The one top-k of SGLang that promises the same choice among equal scores every time.
         dsa = ("--kv-cache-dtype", "bfloat16", "--dsa-topk-backend", "flashinfer")
-        return Plan("glm52-tiny", (*common, *dsa), {}, prompts, new_tokens, pool, host_pool_gib=8)
+        env = {"SGLANG_DSA_TOPK_FLASHINFER_DETERMINISTIC": "1"}
+        return Plan("glm52-tiny", (*common, *dsa), {}, prompts, new_tokens, pool, host_pool_gib=8, env=env)
     quest = {"selector": "quest", "top_k": 512, "recent_tokens": 128}
     return Plan("qwen3-tiny", (*common, *CPU_ARGUMENTS), quest, prompts, new_tokens, pool, host_pool_gib=1)
 
@@ -126,7 +128,7 @@ def measure(plan: Plan, name: str, pool: int, host_pool_gib: float, logs: Path, 
     options = {"host_pool_gib": host_pool_gib, **plan.options}
     answers: list[Answer] = []
     with Server(
-        ensure(plan.model), [*plan.args, "--max-total-tokens", str(pool)], options, log_path=log
+        ensure(plan.model), [*plan.args, "--max-total-tokens", str(pool)], options, env=plan.env, log_path=log
     ) as server:
         progress.say(f"{name}: {len(plan.prompts)} requests sent")
         server.generate([[259, 260, 261]], 2)  # the first request of a server pays for its lazy start
@@ -195,7 +197,7 @@ def table(runs: list[Run]) -> str:
 def verdict(runs: list[Run]) -> str:
     """What differs from the first run, or the empty string.
 
-    A retracted request is left out: SGLang computes it anew by prefill, which is dense where decode is sparse.
+    A retracted request is left out: SGLang computes it anew by prefill, dense where decode is sparse.
     """
     for run in runs[1:]:
         for place, (answer, want) in enumerate(zip(run.answers, runs[0].answers, strict=True)):

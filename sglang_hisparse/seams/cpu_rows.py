@@ -2,8 +2,8 @@
 
 BLAS takes other kernels for one, two and three rows than for four and more. (Measured: MKL in float32, one
 thread; from four rows on a row's bits do not depend on their number.) A request that decodes alone would get
-other logits than in company, and comparing two schedules bit for bit would fail for a reason that is not ours.
-Few rows are therefore filled up, on the CPU and in float32 only: a serving GPU never comes here.
+other logits than in company, and comparing two schedules bit by bit would fail for a reason not ours. Few
+rows are therefore filled up, on the CPU and in float32 only: a serving GPU never comes here.
 """
 
 from __future__ import annotations

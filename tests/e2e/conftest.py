@@ -1,0 +1,128 @@
+"""For the end-to-end tests: tiny models, prompts, and servers that tests with the same options share."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_serving.prompts import random_prompts
+from bench_serving.serving import CPU_ARGUMENTS, Server
+from bench_serving.tiny_models import ensure
+
+QUEST = {"selector": "quest", "top_k": 512, "recent_tokens": 128, "page_size": 64}
+"""Quest options of the tests: 512 positions a step, so that prompts of 1,500 tokens are sparse already."""
+
+SERVER_ARGUMENTS = (*CPU_ARGUMENTS, "--page-size", "64", "--sleep-on-idle", "--skip-server-warmup")
+
+MOST_ALIVE = 2
+"""Servers kept at a time: the one under test and the one it is compared with. Each takes about 3 GB."""
+
+Prompts = Callable[..., list[list[int]]]
+Serve = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def qwen3_path() -> Path:
+    """Folder of the tiny Qwen3 checkpoint."""
+    return ensure("qwen3-tiny")
+
+
+@pytest.fixture(scope="session")
+def llama_path() -> Path:
+    """Folder of the tiny Llama checkpoint."""
+    return ensure("llama-tiny")
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Prompts:
+    """`prompts(lengths, shared=0, seed=0)`: seeded token lists; those at even places share their start."""
+    return random_prompts
+
+
+class Servers:
+    """Starts servers and keeps the `MOST_ALIVE` used last, by their whole configuration."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._alive: OrderedDict[str, Server] = OrderedDict()
+        self._started = 0
+
+    def get(
+        self,
+        model: Path,
+        hisparse: dict[str, Any] | None,
+        *,
+        max_total_tokens: int = 32768,
+        args: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> Server:
+        """A CPU server with these options and an empty prefix cache: a running one, or one started now."""
+        key = json.dumps([str(model), hisparse, max_total_tokens, list(args), env], sort_keys=True)
+        server = self._alive.pop(key, None)
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            while len(self._alive) >= MOST_ALIVE:
+                self._alive.popitem(last=False)[1].close()
+            server = self._start(model, hisparse, max_total_tokens, args, env)
+        self._alive[key] = server
+        server.flush()
+        return server
+
+    def _start(
+        self,
+        model: Path,
+        hisparse: dict[str, Any] | None,
+        max_total_tokens: int,
+        args: Sequence[str],
+        env: dict[str, str] | None,
+    ) -> Server:
+        self._started += 1
+        server = Server(
+            model,
+            [*SERVER_ARGUMENTS, "--max-total-tokens", str(max_total_tokens), *args],
+            hisparse,
+            env={"SGLANG_HISPARSE_TEST": "1", **(env or {})},
+            log_path=self._logs / f"server-{self._started}.log",
+        )
+        server.start()
+        return server
+
+    def close(self) -> None:
+        """End every server."""
+        while self._alive:
+            self._alive.popitem()[1].close()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The servers of one test file; all are ended after its last test."""
+    pool = Servers(tmp_path_factory.mktemp("servers"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def quest_server(servers: Servers, qwen3_path: Path) -> Serve:
+    """`quest_server(host_pool_gib=0, max_total_tokens=32768, args=(), env=None, **options)`: a server.
+
+    It serves the tiny Qwen3 with Quest. `options` are keys of --hisparse-config, on top of `QUEST`. The test knobs of
+    /set_internal_state work.
+    """
+
+    def serve(
+        host_pool_gib: float = 0.0,
+        max_total_tokens: int = 32768,
+        args: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Server:
+        config = {"host_pool_gib": host_pool_gib, **QUEST, **options}
+        return servers.get(qwen3_path, config, max_total_tokens=max_total_tokens, args=args, env=env)
+
+    return serve

@@ -111,8 +111,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 def quest_server(servers: Servers, qwen3_path: Path) -> Serve:
     """`quest_server(host_pool_gib=0, max_total_tokens=32768, args=(), env=None, **options)`: a server.
 
-    It serves the tiny Qwen3 with Quest. `options` are keys of --hisparse-config, on top of `QUEST`. The test knobs of
-    /set_internal_state work.
+    It serves the tiny Qwen3 with Quest. `options` are keys of --hisparse-config, on top of `QUEST`. The test
+    knobs of /set_internal_state work.
     """
 
     def serve(

@@ -1,4 +1,4 @@
-"""The tiny checkpoints: tensors of the model classes, a tokenizer for all tokens, weights worth testing with."""
+"""The tiny checkpoints: tensors of the model classes, a tokenizer for all tokens, weights that tell."""
 
 from __future__ import annotations
 

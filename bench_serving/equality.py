@@ -3,9 +3,9 @@
     python -m bench_serving.equality MODEL_DIR --dtype bf16 [--pressure] --out FILE.jsonl
 
 Every server gets the same requests in the same schedule: one call carries all prompts, so that the scheduler sees
-them at once. Free pages are shuffled, so that neither slots nor device rows are in order. Top-k is FlashInfer's
-deterministic one on all sides: with stock's default kernel the order of a selection varies from run to run, and stock
-differs from itself (results/ has such a run). Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
+them at once. Free device pages are shuffled, so that rows are not in the order of slots. Selections are sorted on all
+sides (SGLANG_HISPARSE_TEST_SORT): stock's top-k kernel writes them in an order that varies from run to run, so that
+stock differs from itself (results/ has such a run). Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
 server and one with a quarter of its device pool, at 8 and at 32 concurrent requests of 4K to 32K tokens.
 """
 
@@ -29,7 +29,7 @@ from bench_serving import tiny_models
 ARGS = {
     "bf16": ["--kv-cache-dtype", "bfloat16", "--dsa-prefill-backend", "flashmla_sparse",
              "--dsa-decode-backend", "flashmla_sparse"],
-    "fp8": ["--kv-cache-dtype", "fp8_e4m3", "--dsa-decode-backend", "flashmla_kv"],
+    "fp8": ["--kv-cache-dtype", "fp8_e4m3", "--dsa-prefill-backend", "flashmla_kv", "--dsa-decode-backend", "flashmla_kv"],
 }
 
 
@@ -51,14 +51,14 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        module = "sglang.launch_server" if config is None else "sglang_hisparse.launch_server"
+        module = "sglang_hisparse.launch_server"  # without a config it runs stock
         extra = [] if config is None else ["--hisparse-config", json.dumps(config)]
         self.command = [sys.executable, "-m", module, "--model-path", model, "--port", str(self.port), *args, *extra]
         self.log = log
         self._file = log.open("w")
         self._process = subprocess.Popen(
             self.command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "SGLANG_HISPARSE_TEST": "1", "SGLANG_DSA_TOPK_FLASHINFER_DETERMINISTIC": "1"},
+            env={**os.environ, "SGLANG_HISPARSE_TEST": "1", "SGLANG_HISPARSE_TEST_SORT": "1", "SGLANG_HISPARSE": "1"},
         )
 
     def ready(self, seconds: float) -> None:
@@ -189,7 +189,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", help="name of a tiny model, or a folder")
     parser.add_argument("--dtype", choices=sorted(ARGS), default="bf16")
-    parser.add_argument("--topk", default="flashinfer", help="--dsa-topk-backend of all servers")
     parser.add_argument("--pressure", action="store_true")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
@@ -203,12 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     if not Path(a.model).is_dir():
         a.model = str(tiny_models.ensure(a.model))
     a.name = a.out.stem
-    base = [*ARGS[a.dtype], "--dsa-topk-backend", a.topk, "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
+    base = [*ARGS[a.dtype], "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
             "--skip-server-warmup", "--cuda-graph-max-bs-decode", "32", "--mem-fraction-static", "0.85", *a.arg]
     lines = (pressure if a.pressure else equality)(a, base, a.out.parent)
     good = True
     with a.out.open("w") as file:
-        file.write(json.dumps({"command": [sys.executable, "-m", "bench_serving.equality", *(argv or sys.argv[1:])]}) + "\n")
+        file.write(json.dumps({"command": ["python", "-m", "bench_serving.equality", *(argv or sys.argv[1:])]}) + "\n")
         for line in lines:
             good &= line["same_tokens"] == line["requests"] == line["same_logprobs"]
             file.write(json.dumps(line) + "\n")

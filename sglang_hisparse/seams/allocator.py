@@ -8,7 +8,6 @@ Order under pressure: spill, then evict from the radix tree, then (by SGLang) re
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -98,13 +97,6 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         self._mirror.extendleft(reversed(pages))
         for page in pages:
             self.tier.residency.release(page)
-
-    def shuffle_free(self, seed: int) -> None:
-        """Tests: hand out logical pages in a random order from now on."""
-        pages = list(self._mirror)
-        random.Random(seed).shuffle(pages)
-        self._mirror = deque(pages)
-        self.free_pages = torch.tensor(pages, dtype=self.free_pages.dtype, device=self.free_pages.device)
 
     # -- capacity hooks of the scheduler ---------------------------------------------------------------------
 

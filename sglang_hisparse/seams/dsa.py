@@ -7,6 +7,7 @@ and its followers still hold it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,11 @@ import torch
 from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
 
 from sglang_hisparse.seams.runtime import runtime
+
+
+SORTED = os.environ.get("SGLANG_HISPARSE_TEST_SORT") == "1"
+"""Tests: sort every selection. Stock's top-k writes a selection in an order that varies from run to run, and attention
+sums in that order; with it fixed, also without a tier, runs can be compared bit for bit."""
 
 
 @dataclass(slots=True)
@@ -85,6 +91,8 @@ def _read(
 def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) -> torch.Tensor:
     """After the fused top-k's page table: slots -> device rows, int32 [rows, k]. CUDA-graph safe."""
     tier, reading = runtime.tier, _reading
+    if SORTED and result is not None:
+        result = result.sort(dim=-1, descending=True).values
     if tier is None or reading is None or result is None:
         return result
     if not reading.decode:

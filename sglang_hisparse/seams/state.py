@@ -40,7 +40,7 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
     """Test knobs, only where the environment allows them:
 
     hisparse_force_spill   share of sealed pages spilled in every step
-    hisparse_shuffle       seed: permute the free logical and device pages, so that a page map cannot be the identity
+    hisparse_shuffle       seed: permute the free device pages, so that a page map cannot be the identity
     hisparse_flip_byte     n: damage one host byte of the n-th spilled page, for the audit's test
     """
     knobs = {key: value for key, value in request.server_args.items() if key.startswith("hisparse_")}
@@ -54,7 +54,6 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
             tier.planner.options = dataclasses.replace(tier.planner.options, force_spill=float(value))
         elif key == "hisparse_shuffle":
             random.Random(value).shuffle(tier.residency.free_device)
-            controller.scheduler.token_to_kv_pool_allocator.shuffle_free(int(value))
         elif key == "hisparse_flip_byte":
             _flip(tier, int(value))
         else:

@@ -5,8 +5,9 @@
 Every server gets the same requests in the same schedule: one call carries all prompts, so that the scheduler sees
 them at once. Free device pages are shuffled, so that rows are not in the order of slots. Selections are sorted on all
 sides (SGLANG_HISPARSE_TEST_SORT): stock's top-k kernel writes them in an order that varies from run to run, so that
-stock differs from itself (results/ has such a run). Differences are counted per request; exit 1 where there are any. With `--pressure` the runs are a resident
-server and one with a quarter of its device pool, at 8 and at 32 concurrent requests of 4K to 32K tokens.
+stock differs from itself (results/ has such a run). Differences are counted per request; exit 1 where there are any.
+With `--pressure` the runs are a resident server and one with a quarter of its device pool, at 8 and at 32 concurrent
+requests of 4K to 32K tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +28,22 @@ from typing import Any
 from bench_serving import tiny_models
 
 ARGS = {
-    "bf16": ["--kv-cache-dtype", "bfloat16", "--dsa-prefill-backend", "flashmla_sparse",
-             "--dsa-decode-backend", "flashmla_sparse"],
-    "fp8": ["--kv-cache-dtype", "fp8_e4m3", "--dsa-prefill-backend", "flashmla_kv", "--dsa-decode-backend", "flashmla_kv"],
+    "bf16": [
+        "--kv-cache-dtype",
+        "bfloat16",
+        "--dsa-prefill-backend",
+        "flashmla_sparse",
+        "--dsa-decode-backend",
+        "flashmla_sparse",
+    ],
+    "fp8": [
+        "--kv-cache-dtype",
+        "fp8_e4m3",
+        "--dsa-prefill-backend",
+        "flashmla_kv",
+        "--dsa-decode-backend",
+        "flashmla_kv",
+    ],
 }
 
 
@@ -53,12 +67,30 @@ class Server:
             self.port = free.getsockname()[1]
         module = "sglang_hisparse.launch_server"  # without a config it runs stock
         extra = [] if config is None else ["--hisparse-config", json.dumps(config)]
-        self.command = [sys.executable, "-m", module, "--model-path", model, "--port", str(self.port), *args, *extra]
+        self.command = [
+            sys.executable,
+            "-m",
+            module,
+            "--model-path",
+            model,
+            "--port",
+            str(self.port),
+            *args,
+            *extra,
+        ]
         self.log = log
         self._file = log.open("w")
         self._process = subprocess.Popen(
-            self.command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "SGLANG_HISPARSE_TEST": "1", "SGLANG_HISPARSE_TEST_SORT": "1", "SGLANG_HISPARSE": "1"},
+            self.command,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "SGLANG_HISPARSE_TEST": "1",
+                "SGLANG_HISPARSE_TEST_SORT": "1",
+                "SGLANG_HISPARSE": "1",
+            },
         )
 
     def ready(self, seconds: float) -> None:
@@ -84,13 +116,21 @@ class Server:
 
     def together(self, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
         """All prompts in one deterministic schedule -> tokens, logprobs and cached tokens of each."""
-        answers = call(self.port, "/generate", {
-            "input_ids": prompts, "return_logprob": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-        })
+        answers = call(
+            self.port,
+            "/generate",
+            {
+                "input_ids": prompts,
+                "return_logprob": True,
+                "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+            },
+        )
         return [
-            {"tokens": a["output_ids"], "logprobs": [x[0] for x in a["meta_info"]["output_token_logprobs"]],
-             "cached": a["meta_info"]["cached_tokens"]}
+            {
+                "tokens": a["output_ids"],
+                "logprobs": [x[0] for x in a["meta_info"]["output_token_logprobs"]],
+                "cached": a["meta_info"]["cached_tokens"],
+            }
             for a in answers
         ]
 
@@ -122,12 +162,22 @@ def compare(name: str, got: list[dict[str, Any]], want: list[dict[str, Any]]) ->
     same_tokens = sum(g["tokens"] == w["tokens"] for g, w in zip(got, want, strict=True))
     same_bits = sum(g["logprobs"] == w["logprobs"] for g, w in zip(got, want, strict=True))
     worst = max(
-        (abs(a - b) for g, w in zip(got, want, strict=True) for a, b in zip(g["logprobs"], w["logprobs"], strict=False)),
+        (
+            abs(a - b)
+            for g, w in zip(got, want, strict=True)
+            for a, b in zip(g["logprobs"], w["logprobs"], strict=False)
+        ),
         default=0.0,
     )
-    return {"run": name, "requests": len(got), "same_tokens": same_tokens, "same_logprobs": same_bits,
-            "worst_logprob_difference": worst, "distinct_tokens": len({t for g in got for t in g["tokens"]}),
-            "cached": sum(g["cached"] for g in got)}
+    return {
+        "run": name,
+        "requests": len(got),
+        "same_tokens": same_tokens,
+        "same_logprobs": same_bits,
+        "worst_logprob_difference": worst,
+        "distinct_tokens": len({t for g in got for t in g["tokens"]}),
+        "cached": sum(g["cached"] for g in got),
+    }
 
 
 def equality(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str, Any]]:
@@ -148,8 +198,12 @@ def equality(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str
             call(ours.port, "/flush_cache", {})
             ours.knob("force_spill", share)
             ours.knob("shuffle", 7)
-            lines.append({**compare(f"tier, {share:.0%} spilled", ours.together(prompts, a.tokens), want),
-                          **ours.counters()})
+            lines.append(
+                {
+                    **compare(f"tier, {share:.0%} spilled", ours.together(prompts, a.tokens), want),
+                    **ours.counters(),
+                }
+            )
             hit = compare(f"tier, {share:.0%} spilled, prefix hits", ours.together(prompts, a.tokens), again)
             lines.append({**hit, **ours.counters()})
     finally:
@@ -161,10 +215,18 @@ def equality(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str
 def pressure(a: argparse.Namespace, base: list[str], log: Path) -> list[dict[str, Any]]:
     total = sum(len(p) + a.tokens + 64 for p in prompts_of(32, 4096, 32768, a.vocab, 2))
     quarter = total // 4 // 64 * 64
-    resident = Server(a.model, [*base, "--max-total-tokens", str(total + 4096)], {"host_pool_gib": 0.5, **a.config},
-                      log / f"{a.name}-resident.log")
-    small = Server(a.model, [*base, "--max-total-tokens", str(quarter)], {"host_pool_gib": 8, **a.config},
-                   log / f"{a.name}-quarter.log")
+    resident = Server(
+        a.model,
+        [*base, "--max-total-tokens", str(total + 4096)],
+        {"host_pool_gib": 0.5, **a.config},
+        log / f"{a.name}-resident.log",
+    )
+    small = Server(
+        a.model,
+        [*base, "--max-total-tokens", str(quarter)],
+        {"host_pool_gib": 8, **a.config},
+        log / f"{a.name}-quarter.log",
+    )
     lines = []
     try:
         resident.ready(a.start_limit)
@@ -195,27 +257,46 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--start-limit", type=float, default=400)
     parser.add_argument("--config", type=json.loads, default={}, help="more --hisparse-config keys, JSON")
-    parser.add_argument("--arg", action="append", default=[], help="one more server argument; may be repeated")
+    parser.add_argument(
+        "--arg", action="append", default=[], help="one more server argument; may be repeated"
+    )
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args(argv)
     a.out.parent.mkdir(parents=True, exist_ok=True)
     if not Path(a.model).is_dir():
         a.model = str(tiny_models.ensure(a.model))
     a.name = a.out.stem
-    base = [*ARGS[a.dtype], "--page-size", "64", "--disable-prefill-cuda-graph", "--skip-tokenizer-init",
-            "--skip-server-warmup", "--cuda-graph-max-bs-decode", "32", "--mem-fraction-static", "0.85", *a.arg]
+    base = [
+        *ARGS[a.dtype],
+        "--page-size",
+        "64",
+        "--disable-prefill-cuda-graph",
+        "--skip-tokenizer-init",
+        "--skip-server-warmup",
+        "--cuda-graph-max-bs-decode",
+        "32",
+        "--mem-fraction-static",
+        "0.85",
+        *a.arg,
+    ]
     lines = (pressure if a.pressure else equality)(a, base, a.out.parent)
     good = True
     with a.out.open("w") as file:
-        file.write(json.dumps({"command": ["python", "-m", "bench_serving.equality", *(argv or sys.argv[1:])]}) + "\n")
+        file.write(
+            json.dumps({"command": ["python", "-m", "bench_serving.equality", *(argv or sys.argv[1:])]})
+            + "\n"
+        )
         for line in lines:
             good &= line["same_tokens"] == line["requests"] == line["same_logprobs"]
             file.write(json.dumps(line) + "\n")
-            print(f"{a.name}: {line['run']}: tokens {line['same_tokens']}/{line['requests']}, logprobs "
-                  f"{line['same_logprobs']}/{line['requests']}, worst {line['worst_logprob_difference']:.2e}, "
-                  f"distinct {line['distinct_tokens']}, hot {line.get('selected_hot', '-')}, "
-                  f"missed {line.get('selected_missed', '-')}, spilled {line.get('pages_spilled', '-')}, "
-                  f"restored {line.get('pages_restored', '-')}, {line.get('seconds', '')}", flush=True)
+            print(
+                f"{a.name}: {line['run']}: tokens {line['same_tokens']}/{line['requests']}, logprobs "
+                f"{line['same_logprobs']}/{line['requests']}, worst {line['worst_logprob_difference']:.2e}, "
+                f"distinct {line['distinct_tokens']}, hot {line.get('selected_hot', '-')}, "
+                f"missed {line.get('selected_missed', '-')}, spilled {line.get('pages_spilled', '-')}, "
+                f"restored {line.get('pages_restored', '-')}, {line.get('seconds', '')}",
+                flush=True,
+            )
     return 0 if good else 1
 
 

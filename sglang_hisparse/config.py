@@ -62,7 +62,9 @@ class HiSparseConfig:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"--hisparse-config: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
+                raise ValueError(
+                    f"--hisparse-config: unknown key {key!r}.{hint} Known keys: {', '.join(known)}"
+                )
         if "host_pool_gib" not in given:
             raise ValueError("--hisparse-config: host_pool_gib (GiB of pinned host memory) is required")
         config = cls(**given)

@@ -23,7 +23,10 @@ def wanted(arguments: list[str]) -> bool:
         name, equals, value = argument.partition("=")
         if not equals:
             value = arguments[index + 1] if index + 1 < len(arguments) else ""
-        if name in ("--hisparse-config", "--hierarchical-sparse-attention-extra-config") and "host_pool_gib" in value:
+        if (
+            name in ("--hisparse-config", "--hierarchical-sparse-attention-extra-config")
+            and "host_pool_gib" in value
+        ):
             return True
         if name == "--config" and os.path.isfile(value):
             with open(value, encoding="utf-8") as file:
@@ -45,5 +48,9 @@ def register() -> None:
     from sglang_hisparse.seams.apply import apply
     from sglang_hisparse.seams.table import SEAMS
 
-    scheduler_here = "sglang.srt.managers.scheduler" in sys.modules
-    apply([seam for seam in SEAMS if seam.scope == "args" or scheduler_here])
+    scopes = {"args"}
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        import torch
+
+        scopes |= {"scheduler"} if torch.cuda.is_available() else {"scheduler", "cpu"}
+    apply([seam for seam in SEAMS if seam.scope in scopes])

@@ -69,7 +69,9 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
         if num_new_pages is None:
-            num_new_pages = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=PAGE, prefix_lens=prefix_lens_cpu)
+            num_new_pages = get_num_new_pages(
+                seq_lens=seq_lens_cpu, page_size=PAGE, prefix_lens=prefix_lens_cpu
+            )
         if not self.ensure_device(num_new_pages):
             return None
         out = super().alloc_extend(
@@ -100,7 +102,9 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
 
     # -- capacity hooks of the scheduler ---------------------------------------------------------------------
 
-    def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> TieredPrefillBudget:
+    def create_prefill_budget(
+        self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0
+    ) -> TieredPrefillBudget:
         self._tree = tree_cache
         return TieredPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
@@ -109,7 +113,11 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         assert self.tier is not None
         planner, residency = self.tier.planner, self.tier.residency
         while not planner.make_room(pages):
-            if self._tree is None or not self._tree.supports_prefix_sharing() or not self._tree.evictable_size():
+            if (
+                self._tree is None
+                or not self._tree.supports_prefix_sharing()
+                or not self._tree.evictable_size()
+            ):
                 return False
             missing = pages - len(residency.free_device)
             before = len(residency.idle)

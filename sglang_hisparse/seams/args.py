@@ -121,7 +121,9 @@ def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
             flag, works = "--" + name.replace("_", "-"), [a for a in allowed if a is not None]
             raise refuse(f"{flag} {value}", why, f"Leave it out{f' or use {works[0]}' if works else ''}")
     if args.page_size != PAGE:
-        raise refuse(f"--page-size {args.page_size}", f"pages of the tier have {PAGE} slots", f"Use --page-size {PAGE}")
+        raise refuse(
+            f"--page-size {args.page_size}", f"pages of the tier have {PAGE} slots", f"Use --page-size {PAGE}"
+        )
     model = model_config_of(server_args)
     dsa = is_deepseek_dsa(model.hf_config)
     _check_model(model, config, dsa)
@@ -140,13 +142,21 @@ def _check_model(model: Any, config: HiSparseConfig, dsa: bool) -> None:
             'For an ordinary GQA model choose "selector": "quest"',
         )
     if config.selector == "quest" and dsa:
-        raise refuse(f'"selector": "quest" on {names}', "the model selects by its own indexer", "Leave selector out")
+        raise refuse(
+            f'"selector": "quest" on {names}', "the model selects by its own indexer", "Leave selector out"
+        )
     if model.is_hybrid_swa:
-        raise refuse(f"the model {names}", "sliding-window pools are not tiered", "Serve it without the host tier")
+        raise refuse(
+            f"the model {names}", "sliding-window pools are not tiered", "Serve it without the host tier"
+        )
     if config.selector == "quest" and (model.is_multimodal or not model.is_generation):
-        raise refuse(f"the model {names}", "Quest serves text generation only", "Serve it without the host tier")
+        raise refuse(
+            f"the model {names}", "Quest serves text generation only", "Serve it without the host tier"
+        )
     if getattr(model.hf_config, "index_kpool", 1) > 1:
-        raise refuse(f"the model {names}", "pooled index keys are not supported yet", "Serve it without the host tier")
+        raise refuse(
+            f"the model {names}", "pooled index keys are not supported yet", "Serve it without the host tier"
+        )
 
 
 def _check_dsa(args: Any) -> None:
@@ -158,28 +168,42 @@ def _check_dsa(args: Any) -> None:
         value = getattr(args, name)
         if value is not None and value not in allowed:
             flag = "--" + name.replace("_", "-")
-            raise refuse(f"{flag} {value}", "it reads KV past the page map or was not tried", f"Use {flag} {allowed[0]}")
+            raise refuse(
+                f"{flag} {value}",
+                "it reads KV past the page map or was not tried",
+                f"Use {flag} {allowed[0]}",
+            )
     if args.kv_cache_dtype not in DSA_DTYPES:
-        raise refuse(f"--kv-cache-dtype {args.kv_cache_dtype}", "its rows are not known", "Use bfloat16 or fp8_e4m3")
+        raise refuse(
+            f"--kv-cache-dtype {args.kv_cache_dtype}", "its rows are not known", "Use bfloat16 or fp8_e4m3"
+        )
     fp8 = str(args.kv_cache_dtype).startswith("fp8")
     if fp8 and args.dsa_decode_backend == "flashmla_sparse":
         raise refuse(
-            "--dsa-decode-backend flashmla_sparse and fp8 KV", "it reads bf16 rows", "Use --dsa-decode-backend flashmla_kv"
+            "--dsa-decode-backend flashmla_sparse and fp8 KV",
+            "it reads bf16 rows",
+            "Use --dsa-decode-backend flashmla_kv",
         )
     if not fp8 and args.dsa_decode_backend == "flashmla_kv":
         raise refuse(
-            "--dsa-decode-backend flashmla_kv and bf16 KV", "it reads fp8 rows", "Use --dsa-decode-backend flashmla_sparse"
+            "--dsa-decode-backend flashmla_kv and bf16 KV",
+            "it reads fp8 rows",
+            "Use --dsa-decode-backend flashmla_sparse",
         )
     if not envs.SGLANG_DSA_FUSE_TOPK.get():
         raise refuse(
-            "SGLANG_DSA_FUSE_TOPK=0", "unfused top-k gives positions, the tier resolves slots", "Unset SGLANG_DSA_FUSE_TOPK"
+            "SGLANG_DSA_FUSE_TOPK=0",
+            "unfused top-k gives positions, the tier resolves slots",
+            "Unset SGLANG_DSA_FUSE_TOPK",
         )
 
 
 def _check_quest(args: Any) -> None:
     if args.device != "cpu":
         raise refuse(
-            f'"selector": "quest" on --device {args.device}', "Quest has no CUDA kernels yet", "Use --device cpu"
+            f'"selector": "quest" on --device {args.device}',
+            "Quest has no CUDA kernels yet",
+            "Use --device cpu",
         )
     for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         value = getattr(args, name, None)

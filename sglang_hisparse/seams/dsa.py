@@ -17,7 +17,6 @@ from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
 
 from sglang_hisparse.seams.runtime import runtime
 
-
 SORTED = os.environ.get("SGLANG_HISPARSE_TEST_SORT") == "1"
 """Tests: sort every selection. Stock's top-k writes a selection in an order that varies from run to run, and attention
 sums in that order; with it fixed, also without a tier, runs can be compared bit for bit."""

@@ -36,7 +36,9 @@ class RequestLifecycle:
         """Tokens that requests may hold together."""
         return self.tier.capacity.logical_tokens
 
-    def alloc_to_lengths(self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor) -> None:
+    def alloc_to_lengths(
+        self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor
+    ) -> None:
         """Rows got slots up to these lengths: give them the pages that the allocator just handed out, in order."""
         planner, requests = self.tier.planner, self.tier.residency.requests
         for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
@@ -115,11 +117,14 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
         most_pages=max(ceil_pages(longest), prompt),
         prompt_pages=prompt,
         prefill_pages=prefill_pages(
-            prompt, lifecycle.chunk_pages or prompt, tier.capacity.hot_min_pages, tier.selector.prefill_reads_host
+            prompt,
+            lifecycle.chunk_pages or prompt,
+            tier.capacity.hot_min_pages,
+            tier.selector.prefill_reads_host,
         ),
         length=req.prefix_len,
     )
-    prefix = batch.tree_cache.prefix_device_indices(req)[:: PAGE] if req.prefix_len else ()
+    prefix = batch.tree_cache.prefix_device_indices(req)[::PAGE] if req.prefix_len else ()
     lifecycle.opening(request, (prefix // PAGE).tolist() if len(prefix) else [])
     return request
 

@@ -45,7 +45,9 @@ class TieredMHATokenToKVPool(MHATokenToKVPool):
             self.device,
         )
 
-    def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
+    def _store_kv_layer(
+        self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
+    ) -> None:
         assert runtime.tier is not None and runtime.bounds is not None
         runtime.bounds.update(layer_idx, loc, cache_k)
         super()._store_kv_layer(layer_idx, runtime.tier.write_rows_of(loc), cache_k, cache_v)
@@ -98,4 +100,6 @@ def kv_pool_class(original: Callable[..., Any], platform: Any, *, kind: str) -> 
     """Our pool for the kinds that we tier; stock's choice otherwise."""
     if runtime.capacity is None:
         return original(platform, kind=kind)
-    return {"mha": TieredMHATokenToKVPool, "dsa": TieredDSATokenToKVPool}.get(kind) or original(platform, kind=kind)
+    return {"mha": TieredMHATokenToKVPool, "dsa": TieredDSATokenToKVPool}.get(kind) or original(
+        platform, kind=kind
+    )

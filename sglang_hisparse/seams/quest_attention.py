@@ -1,8 +1,8 @@
 """Quest on SGLang's torch-native backend (CPU): select pages, resolve their rows, attend to them in torch.
 
 Decode attends to at most top_k positions; prefill is dense and takes spilled rows straight from the host. A query
-row's arithmetic does not depend on how its prompt is cut into chunks: queries are processed in blocks that start at
-multiples of `BLOCK` positions.
+row's arithmetic does not depend on how its prompt is cut into chunks: queries are processed in blocks of `BLOCK`
+positions that start at a multiple of it, filled up with zeros, so that every block has one shape.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sglang_hisparse.seams.runtime import runtime
 
@@ -37,13 +37,21 @@ class QuestAttnBackend(TorchNativeAttnBackend):
             strict=True,
         )
         for row, length, count in batch:
-            keys, values = self._rows(layer, self.req_to_token_pool.req_to_token[row, :length].long(), query.dtype)
+            slots = self.req_to_token_pool.req_to_token[row, :length].long()
+            keys, values = (_filled(x, length) for x in self._rows(layer, slots, query.dtype))
             prefix = length - count
             for low in range(prefix // BLOCK * BLOCK, length, BLOCK):
                 first, last = max(low, prefix), min(low + BLOCK, length)
-                mask = torch.ones((last - first, last), dtype=torch.bool).tril(first)
-                rows = slice(start + first - prefix, start + last - prefix)
-                out[rows] = _attend(query[rows], keys[:last], values[:last], layer.scaling, mask)
+                rows, inside = (
+                    slice(start + first - prefix, start + last - prefix),
+                    slice(first - low, last - low),
+                )
+                block = query.new_zeros((BLOCK, heads, dim))
+                block[inside] = query[rows]
+                mask = torch.ones((BLOCK, low + BLOCK), dtype=torch.bool).tril(low)
+                out[rows] = _attend(block, keys[: low + BLOCK], values[: low + BLOCK], layer.scaling, mask)[
+                    inside
+                ]
             start += count
         return out.view(-1, heads * layer.v_head_dim)
 
@@ -58,7 +66,9 @@ class QuestAttnBackend(TorchNativeAttnBackend):
         requests = forward_batch.req_pool_indices
         selection = torch.full((query.shape[0], quest.top_k), -1, dtype=torch.int32)
         counts = []
-        for i, (row, length) in enumerate(zip(requests.tolist(), forward_batch.seq_lens.tolist(), strict=True)):
+        for i, (row, length) in enumerate(
+            zip(requests.tolist(), forward_batch.seq_lens.tolist(), strict=True)
+        ):
             slots = self.req_to_token_pool.req_to_token[row, :length].long()
             chosen = slots[bounds.select(layer.layer_id, query[i], slots, quest)]
             selection[i, : chosen.numel()] = chosen
@@ -88,6 +98,11 @@ class QuestAttnBackend(TorchNativeAttnBackend):
             rows.view(buffer.dtype).view(-1, *buffer.shape[1:]).to(dtype)
             for rows, buffer in zip(staged, buffers, strict=True)
         ]
+
+
+def _filled(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """[length, ...] with rows of zeros up to a multiple of `BLOCK`."""
+    return pad(rows, (0, 0, 0, 0, 0, -length % BLOCK))
 
 
 def _attend(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 HOOK_PREFIX = "sglang_hisparse.seams."
-SCOPES = ("args", "scheduler")
+SCOPES = ("args", "scheduler", "cpu")
 
 
 class Kind(IntEnum):

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.configs.model_config import dsa_layer_skips_topk, get_dsa_index_topk, is_deepseek_dsa
-from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, create_memory_pool_configurator
+from sglang.srt.model_executor.pool_configurator import (
+    DefaultPoolConfigurator,
+    create_memory_pool_configurator,
+)
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_line, size_pools
@@ -58,7 +61,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
 def _warn(capacity: Capacity, ranks: int) -> None:
     if ranks > 1 and capacity.host_pages:
         logger.info(
-            f"HiSparse: {ranks} ranks hold their own host pool: {capacity.host_gib * ranks:.2f} GiB of this host together"
+            f"HiSparse: {ranks} ranks hold a host pool each: {capacity.host_gib * ranks:.2f} GiB of this host"
         )
     if capacity.table_bytes > GIB:
         logger.warning(
@@ -80,7 +83,9 @@ def _selector_and_bytes(configurator: Any, config: HiSparseConfig) -> tuple[Sele
     if is_deepseek_dsa(model.hf_config):
         index = sizes._compute_dsa_indexer_cell_size(kvc=configurator, num_layers=layers)
         skips = [dsa_layer_skips_topk(model.hf_config, layer) for layer in range(layers)]
-        return dsa_selector(get_dsa_index_topk(model.hf_config), skips), TokenBytes(cell - index, cell - index, index)
+        return dsa_selector(get_dsa_index_topk(model.hf_config), skips), TokenBytes(
+            cell - index, cell - index, index
+        )
     quest = QuestParameters(
         top_k=config.top_k or QUEST_TOP_K,
         page_size=config.page_size or QUEST_PAGE,

@@ -54,7 +54,14 @@ class QuestBounds:
     """
 
     def __init__(
-        self, layers: int, logical_tokens: int, page_size: int, heads: int, dim: int, dtype: torch.dtype, device: str
+        self,
+        layers: int,
+        logical_tokens: int,
+        page_size: int,
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: str,
     ) -> None:
         self.page_size = page_size
         shape = (layers, (logical_tokens + PAGE) // page_size, heads, dim)

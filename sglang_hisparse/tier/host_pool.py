@@ -17,7 +17,9 @@ class HostPool:
 
     def __init__(self, host_pages: int, row_bytes: list[int], device: torch.device) -> None:
         self._registered: list[torch.Tensor] = []
-        self.buffers = [torch.empty((max(host_pages, 1) * PAGE, width), dtype=torch.uint8) for width in row_bytes]
+        self.buffers = [
+            torch.empty((max(host_pages, 1) * PAGE, width), dtype=torch.uint8) for width in row_bytes
+        ]
         if device.type == "cuda":
             for buffer in self.buffers:
                 self._register(buffer)

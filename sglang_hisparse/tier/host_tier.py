@@ -51,7 +51,10 @@ class HostTier:
             hot_rows=capacity.hot_max_pages * PAGE if has_host else PAGE,
             device=device,
         )
-        planned = [plan_planes([(n, name, t) for n in layers for name, t in buffers[n]]) for layers in selector.groups]
+        planned = [
+            plan_planes([(n, name, t) for n in layers for name, t in buffers[n]])
+            for layers in selector.groups
+        ]
         self.host_pool = HostPool(capacity.host_pages, [width for _, width in planned], device)
         self.layout = RowLayout.of(
             Group(index=i, layers=layers, planes=planes, host=self.host_pool.buffers[i])

@@ -124,8 +124,10 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
         ),
         length=req.prefix_len,
     )
-    prefix = batch.tree_cache.prefix_device_indices(req)[::PAGE] if req.prefix_len else ()
-    lifecycle.opening(request, (prefix // PAGE).tolist() if len(prefix) else [])
+    pages: list[int] = []
+    if req.prefix_len:
+        pages = (batch.tree_cache.prefix_device_indices(req)[::PAGE] // PAGE).tolist()
+    lifecycle.opening(request, pages)
     return request
 
 

@@ -64,8 +64,8 @@ class Audit:
     def _message(plane: Plane, page: int, host: int, offset: int, rows: int) -> str:
         return (
             f"HiSparse audit: host bytes differ from what was written: layer {plane.layer} ({plane.name}), "
-            f"page {page}, slot {page * PAGE + offset}, host page {host}; {rows} row(s) of this check differ. The host copy cannot "
-            f"be trusted, so the server stops"
+            f"page {page}, slot {page * PAGE + offset}, host page {host}; {rows} row(s) of this check differ. "
+            "The host copy cannot be trusted, so the server stops"
         )
 
     def sample(self, pages: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:

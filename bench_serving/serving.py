@@ -147,7 +147,7 @@ class Server:
         self.start_s = time.monotonic() - began
 
     def close(self) -> None:
-        """End the server and its children, at once: on SIGTERM SGLang would first wait for requests, 5 s at a time.
+        """End the server and its children at once: on SIGTERM SGLang would sleep for some seconds first.
 
         Safe to call twice.
         """

@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_hisparse.config import PAGE
+from sglang_hisparse.config import OPEN_PAGES, PAGE
 
 GIB = 1 << 30
-OPEN_PAGES = 2
 MOST_HOT_ROWS = 32768
 
 

@@ -14,6 +14,9 @@ from typing import Any
 PAGE = 64
 """Slots of a page: the unit of residency, and SGLang's --page-size."""
 
+OPEN_PAGES = 2
+"""The open page of a request and the one before it stay in HBM: a running forward may still write them."""
+
 SELECTORS = ("auto", "quest")
 AUDITS = ("off", "sampled", "full")
 QUEST_PAGES = (16, 32, 64)

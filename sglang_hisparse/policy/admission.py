@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_hisparse.policy.requests import OPEN_PAGES, Request
+from sglang_hisparse.config import OPEN_PAGES
+from sglang_hisparse.policy.requests import Request
 
 
 def decode_pages(most_pages: int, hot_min: int) -> int:

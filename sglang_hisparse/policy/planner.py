@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from sglang_hisparse.policy.requests import OPEN_PAGES, Lease, Request
+from sglang_hisparse.config import OPEN_PAGES
+from sglang_hisparse.policy.requests import Lease, Request
 from sglang_hisparse.policy.residency import Residency, State
 
 
@@ -138,8 +140,7 @@ class Planner:
             gained += self._excess_hot(request)
             tables += request.lease is not None and request.spilled == 0
         stay = residency.fresh | residency.pinned
-        idle = len(residency.idle) - residency.idle_spilled
-        idle -= sum(page in residency.idle and residency.device[page] >= 0 for page in stay)
+        idle = len(residency.idle) - sum(page in residency.idle for page in stay)
         moved = min(idle, room)
         gained, room = gained + moved, room - moved
         for request, movable in self._gain_order():
@@ -311,21 +312,27 @@ class Planner:
         self._grow_hot()
 
     def _clean_ahead(self, count: int) -> None:
-        """Copy the pages that would be spilled next, so that spilling them moves no bytes."""
+        """Copy the pages that would be spilled next, so that spilling them moves no bytes. Looks at every page
+        of a request once, so that a step costs what it cleans and not what there is."""
         residency = self.residency
         count = min(count, len(residency.free_host))
-        for page in self._next_victims():
-            if count <= 0:
-                return
-            if residency.state(page) is State.RESIDENT:
+        skipped = len(residency.fresh) + len(residency.pinned)
+        for page in list(islice(residency.idle_dirty, count + skipped)):
+            if count > 0 and self._may_leave(page):
                 residency.clean(page)
                 count -= 1
-
-    def _next_victims(self) -> Iterator[int]:
-        yield from [page for page in self.residency.idle if self._may_leave(page)]
-        for request, movable in self._gain_order():
-            if movable - self._hot_cost(request, movable) > 0:
-                yield from list(self._movable_pages(request))
+        for request, movable in self._gain_order() if count > 0 else ():
+            if movable <= self._hot_cost(request, movable):
+                return
+            last = len(request.pages) - OPEN_PAGES
+            while request.clean_upto < last and count > 0:
+                page = request.pages[request.clean_upto]
+                if page in residency.fresh or page in residency.pinned:
+                    break
+                if residency.readers[page] == [request] and residency.state(page) is State.RESIDENT:
+                    residency.clean(page)
+                    count -= 1
+                request.clean_upto += 1
 
     def _bring_back(self, room: int) -> None:
         """Pressure fell: restore pages of running requests, newest first."""

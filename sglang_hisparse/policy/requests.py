@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-OPEN_PAGES = 2
-"""The open page and the one before it stay resident: a running forward may still write them."""
+from sglang_hisparse.config import OPEN_PAGES
 
 
 @dataclass(slots=True)
@@ -25,6 +24,7 @@ class Request:
     `prefill_pages`: device pages that it needs at once while the prompt is prefilled.
     `spilled` counts its pages without a device page, `private` its pages with a device page that nobody else
     reads, `fresh` those of `private` that the forward being prepared writes for the first time.
+    Pages before index `clean_upto` were looked at by cleaning ahead (the first page, the attention sink, is not).
     """
 
     row: int
@@ -36,6 +36,7 @@ class Request:
     spilled: int = 0
     private: int = 0
     fresh: int = 0
+    clean_upto: int = 1
     lease: Lease | None = None
     stale: bool = False
     """its row was rewritten by the radix tree: `pages` must be read again before use"""

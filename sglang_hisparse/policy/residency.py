@@ -54,8 +54,9 @@ class Residency:
         self.free_device = list(range(self.device_pages, 0, -1))
         self.free_host = list(range(self.host_pages - 1, -1, -1))
         self.hot_pages = 0
-        self.idle: OrderedDict[int, None] = OrderedDict()  # owned, no reader, longest idle first
-        self.idle_spilled = 0
+        self.idle: OrderedDict[int, None] = OrderedDict()  # owned, no reader, in HBM; longest idle first
+        self.idle_dirty: OrderedDict[int, None] = OrderedDict()  # those of them without a host copy
+        self.idle_spilled = 0  # owned, no reader, only on the host
         self.shared: OrderedDict[int, None] = OrderedDict()  # two readers or more, with a device page
         self.clean_pages: OrderedDict[int, None] = OrderedDict()  # host copies that can be given up
         self.fresh: set[int] = set()
@@ -90,7 +91,7 @@ class Residency:
         self.device[page] = device
         self.journal.map(page, device)
         self.fresh.add(page)
-        self.idle[page] = None
+        self._enter_idle(page)
 
     def release(self, page: int) -> None:
         """any -> FREE: SGLang gave the page up. Requests that still list it read their row again."""
@@ -108,7 +109,7 @@ class Residency:
         if self.host[page] >= 0:
             self.free_host.append(self.host[page])
         self.device[page] = self.host[page] = -1
-        for index in (self.idle, self.shared, self.clean_pages):
+        for index in (self.idle, self.idle_dirty, self.shared, self.clean_pages):
             index.pop(page, None)
         self.fresh.discard(page)
         self.pinned.discard(page)
@@ -124,8 +125,9 @@ class Residency:
             request.pages.append(page)
             on_device = self.device[page] >= 0
             if len(readers) == 1:
-                self.idle.pop(page, None)
                 if on_device:
+                    self.idle.pop(page)
+                    self.idle_dirty.pop(page, None)
                     request.private += 1
                     request.fresh += page in self.fresh
                 else:
@@ -137,6 +139,11 @@ class Residency:
                 elif len(readers) == 2:
                     self._leave_private(readers[0], page)
                     self.shared[page] = None
+
+    def _enter_idle(self, page: int) -> None:
+        self.idle[page] = None
+        if self.host[page] < 0:
+            self.idle_dirty[page] = None
 
     def _leave_private(self, request: Request, page: int) -> None:
         request.private -= 1
@@ -151,9 +158,9 @@ class Residency:
         if not readers:
             if on_device:
                 self._leave_private(request, page)
+                self._enter_idle(page)
             else:
                 self.idle_spilled += 1
-            self.idle[page] = None
         elif len(readers) == 1 and on_device:
             self.shared.pop(page, None)
             readers[0].private += 1
@@ -165,6 +172,7 @@ class Residency:
             if request in self.readers[page]:
                 self._detach_page(request, page)
         request.pages = []
+        request.clean_upto = 1
         request.stale = False
 
     # -- moves -----------------------------------------------------------------------------------------------
@@ -174,6 +182,8 @@ class Residency:
             victim, _ = self.clean_pages.popitem(last=False)
             self.free_host.append(self.host[victim])
             self.host[victim] = -1
+            if victim in self.idle:
+                self.idle_dirty[victim] = None
         return self.free_host.pop()
 
     def clean(self, page: int) -> None:
@@ -181,6 +191,7 @@ class Residency:
         host = self._take_host()
         self.host[page] = host
         self.clean_pages[page] = None
+        self.idle_dirty.pop(page, None)
         self.journal.copy_to_host(self.device[page], host)
         self.cleaned += 1
 
@@ -195,6 +206,7 @@ class Residency:
         self.journal.map(page, -2 - self.host[page])
         readers = self.readers[page]
         if not readers:
+            self.idle.pop(page)
             self.idle_spilled += 1
         elif len(readers) == 1:
             self._leave_private(readers[0], page)
@@ -216,6 +228,7 @@ class Residency:
             request.spilled -= 1
         if not readers:
             self.idle_spilled -= 1
+            self._enter_idle(page)
         elif len(readers) == 1:
             readers[0].private += 1
         else:
@@ -245,13 +258,14 @@ class Residency:
         assert hosts == list(range(self.host_pages)), "a host page is lost or in two places"
         for page in range(1, self.logical_pages + 1):
             state, readers = self.state(page), self.readers[page]
-            assert (page in self.idle) == (state is not State.FREE and not readers), (
-                f"idle index, page {page}"
-            )
+            idle = not readers and self.device[page] >= 0
+            assert (page in self.idle) == idle, f"idle index, page {page}"
+            assert (page in self.idle_dirty) == (idle and state is State.RESIDENT), f"idle dirty, page {page}"
             shared = len(readers) > 1 and self.device[page] >= 0
             assert (page in self.shared) == shared, f"shared index, page {page}"
             assert (page in self.clean_pages) == (state is State.CLEAN), f"clean index, page {page}"
-        assert self.idle_spilled == sum(self.device[p] < 0 for p in self.idle), "idle spilled count"
+        spilled = [p for p in range(1, self.logical_pages + 1) if self.state(p) is State.SPILLED]
+        assert self.idle_spilled == sum(not self.readers[p] for p in spilled), "idle spilled count"
         for request in self.requests.values():
             mine = [p for p in request.pages if request in self.readers[p]]
             alone = [p for p in mine if self.device[p] >= 0 and len(self.readers[p]) == 1]

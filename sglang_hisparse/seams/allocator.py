@@ -120,9 +120,9 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
             ):
                 return False
             missing = pages - len(residency.free_device)
-            before = len(residency.idle)
+            before = self.available_size()
             self._tree.evict(EvictParams(num_tokens=missing * PAGE))
-            if len(residency.idle) == before:
+            if self.available_size() == before:
                 return False
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import sglang.srt.managers.scheduler  # noqa: F401  (so that the seams of a scheduler apply in this process)
 from sglang.launch_server import run_server
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args

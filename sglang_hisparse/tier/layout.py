@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-PAGE = 64
-"""Slots of a page, the unit of residency."""
+from sglang_hisparse.config import PAGE as PAGE
 
 ALIGNMENT = 16
 """Bytes of one kernel access: every row size, host offset and base address is a multiple of it."""

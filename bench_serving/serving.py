@@ -254,8 +254,7 @@ class Server:
     def change(self, **knobs: Any) -> None:
         """Set test knobs (`hisparse_...`) under SGLANG_HISPARSE_TEST=1. ServerError if refused."""
         answer = self.call("/set_internal_state", {"server_args": knobs})
-        taken = answer[0] if isinstance(answer, list) else answer
-        if not taken.get("updated", False):
+        if answer != [True] * len(answer):
             raise ServerError(f"/set_internal_state did not take {knobs}: {answer}")
 
     def metrics(self) -> dict[str, float]:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hisparse import __version__
+from sglang_hisparse.config import PAGE
 from sglang_hisparse.pin import SGLANG
+from sglang_hisparse.policy import State
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
 
@@ -42,6 +44,8 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
     hisparse_force_spill   share of sealed pages spilled in every step
     hisparse_shuffle       seed: permute the free device pages, so that a page map cannot be the identity
     hisparse_flip_byte     n: damage one host byte of the n-th spilled page, for the audit's test
+    hisparse_damage_page   n: zero the n-th spilled page on the host, all layers
+    hisparse_check         check the accounting now, against stock's free list; a difference ends the server
     """
     knobs = {key: value for key, value in request.server_args.items() if key.startswith("hisparse_")}
     tier = runtime.tier
@@ -49,20 +53,53 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
         return original(controller, request)
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
+    taken = True
     for key, value in knobs.items():
         if key == "hisparse_force_spill":
             tier.planner.options = dataclasses.replace(tier.planner.options, force_spill=float(value))
         elif key == "hisparse_shuffle":
             random.Random(value).shuffle(tier.residency.free_device)
         elif key == "hisparse_flip_byte":
-            _flip(tier, int(value))
+            taken = taken and _flip(tier, int(value))
+        elif key == "hisparse_damage_page":
+            taken = taken and _damage(tier, int(value))
+        elif key == "hisparse_check":
+            _check(tier, controller.scheduler.token_to_kv_pool_allocator)
         else:
-            return SetInternalStateReqOutput(updated=False)
-    return SetInternalStateReqOutput(updated=True)
+            taken = False
+    return SetInternalStateReqOutput(updated=taken)
 
 
-def _flip(tier: HostTier, which: int) -> None:
+def _spilled(tier: HostTier, which: int) -> int | None:
+    """First host row of the n-th spilled page, counted around; None where nothing is spilled."""
     residency = tier.residency
     spilled = [h for p, h in enumerate(residency.host) if h >= 0 and residency.device[p] < 0]
     tier.mover.synchronize()
-    tier.layout.groups[0].host[spilled[which % len(spilled)] * 64, 0] ^= 1
+    return spilled[which % len(spilled)] * PAGE if spilled else None
+
+
+def _flip(tier: HostTier, which: int) -> bool:
+    row = _spilled(tier, which)
+    if row is not None:
+        tier.layout.groups[0].host[row, 0] ^= 1
+    return row is not None
+
+
+def _damage(tier: HostTier, which: int) -> bool:
+    row = _spilled(tier, which)
+    if row is not None:
+        for group in tier.layout.groups:
+            group.host[row : row + PAGE].zero_()
+    return row is not None
+
+
+def _check(tier: HostTier, allocator: Any) -> None:
+    """AssertionError where the tier's pages and stock's free list do not add up to the logical pages."""
+    residency = tier.residency
+    residency.check()
+    free = allocator.get_all_free_pages().tolist()
+    owned = [p for p in range(1, residency.logical_pages + 1) if residency.state(p) is not State.FREE]
+    assert sorted(free + owned) == list(range(1, residency.logical_pages + 1)), (
+        f"{len(free)} free and {len(owned)} owned pages are not the {residency.logical_pages} logical ones"
+    )
+    assert list(allocator._mirror) == free, "the mirror of stock's free list is off"

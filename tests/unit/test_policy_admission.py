@@ -1,0 +1,57 @@
+"""Admission arithmetic, in pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_hisparse.policy import Request
+from sglang_hisparse.policy.admission import (
+    decode_pages,
+    footprint,
+    hot_charge,
+    prefill_pages,
+    running_footprint,
+)
+from sglang_hisparse.policy.requests import OPEN_PAGES
+
+
+@pytest.mark.parametrize(("most", "pages"), [(1, 1), (6, 6), (7, 7), (8, 7), (1000, 7)])
+def test_a_decoding_request_needs_hot_pages_open_pages_and_the_one_it_starts_next(
+    most: int, pages: int
+) -> None:
+    assert decode_pages(most, hot_min=7 - OPEN_PAGES - 1) == pages
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunk", "reads_host", "pages"),
+    [(40, 8, False, 40), (40, 40, False, 40), (40, 8, True, 14), (10, 8, True, 10), (3, 8, True, 3)],
+)
+def test_a_prefill_needs_its_prompt_or_a_chunk(prompt: int, chunk: int, reads_host: bool, pages: int) -> None:
+    assert prefill_pages(prompt, chunk, hot_min=4, reads_host=reads_host) == pages
+
+
+def test_the_footprint_falls_when_the_prompt_is_complete() -> None:
+    request = Request(row=0, most_pages=50, prompt_pages=20, prefill_pages=20)
+    assert footprint(request, hot_min=4) == 20
+    request.pages = list(range(1, 21))
+    assert footprint(request, hot_min=4) == 4 + OPEN_PAGES + 1
+    small = Request(row=1, most_pages=3, prompt_pages=2, prefill_pages=2)
+    assert footprint(small, hot_min=4) == 3, "decoding may need more than the prefill"
+    assert running_footprint([request, small], hot_min=4) == 10
+    assert running_footprint([], hot_min=4) == 0
+
+
+@pytest.mark.parametrize(
+    ("most_pages", "charge"),
+    [
+        ([], 0),
+        ([30], 0),
+        ([10, 20], 0),  # all of them fit HBM
+        ([31], 0),  # one share is left out of the logical size
+        ([20, 20], 4),
+        ([20, 20, 20], 8),
+        ([40, 2], 2),  # a short request never leases more than its pages
+    ],
+)
+def test_hot_rows_are_charged_beyond_the_first_share(most_pages: list[int], charge: int) -> None:
+    assert hot_charge(most_pages, hot_min=4, device_pages=30) == charge

@@ -55,12 +55,16 @@ class TieredPrefillBudget(PrefillBudget):
             ),
         )
         charge = hot_charge([*self.longest, most], self.hot_min, self.tier.capacity.device_pages)
-        beside = self.footprint + device <= self.tier.capacity.device_pages
-        if (self.longest and not beside) or total_tokens + charge * PAGE > self.remaining_total:
-            self.tier.deferred += 1
-            return False, None
+        if self.longest and self.footprint + device > self.tier.capacity.device_pages:
+            return self._defer("device_footprint")
+        if total_tokens + charge * PAGE > self.remaining_total:
+            return self._defer("tokens_beside_hot_rows")
         self._candidate = (device, most)
         return fits, limit
+
+    def _defer(self, reason: str) -> tuple[bool, None]:
+        self.tier.deferred[reason] = self.tier.deferred.get(reason, 0) + 1
+        return False, None
 
     def reserve(
         self,

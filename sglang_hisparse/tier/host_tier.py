@@ -76,7 +76,7 @@ class HostTier:
         self.mover = Mover(self.layout, self.tables, self.audit)
         self.stats = torch.zeros(4, dtype=torch.int64, device=device)
         self.most_running = 0
-        self.deferred = 0
+        self.deferred: dict[str, int] = {}
 
     # -- before every forward --------------------------------------------------------------------------------
 
@@ -185,7 +185,8 @@ class HostTier:
             "bytes_to_device": self.mover.bytes_to_device + missed * row_bytes,
             "audited_pages": self.audit.checked if self.audit else 0,
             "max_running_requests": self.most_running,
-            "deferred_admissions": self.deferred,
+            "deferred_admissions": sum(self.deferred.values()),
+            **{f"deferred_{reason}": count for reason, count in self.deferred.items()},
         }
 
     def request_of(self, row: int) -> Request | None:

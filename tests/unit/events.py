@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import PlannerOptions
-from sglang_hisparse.policy.requests import OPEN_PAGES
 from tests.unit.fake_server import FakeServer, Sequence, Sizes, snapshot
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Journal, Planner, PlannerOptions, Request, Residency, State
 from sglang_hisparse.policy.admission import (
     decode_pages,
@@ -16,7 +17,6 @@ from sglang_hisparse.policy.admission import (
     prefill_pages,
     running_footprint,
 )
-from sglang_hisparse.policy.requests import OPEN_PAGES
 from tests.unit.replay import Content, Memory
 
 Key = tuple[object, ...]

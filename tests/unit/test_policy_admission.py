@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Request
 from sglang_hisparse.policy.admission import (
     decode_pages,
@@ -12,7 +13,6 @@ from sglang_hisparse.policy.admission import (
     prefill_pages,
     running_footprint,
 )
-from sglang_hisparse.policy.requests import OPEN_PAGES
 
 
 @pytest.mark.parametrize(("most", "pages"), [(1, 1), (6, 6), (7, 7), (8, 7), (1000, 7)])

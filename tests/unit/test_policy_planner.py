@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Journal, Planner, PlannerOptions, Request, Residency, State
-from sglang_hisparse.policy.requests import OPEN_PAGES
 
 HOT_MIN = 3
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import PlannerOptions
-from sglang_hisparse.policy.requests import OPEN_PAGES
 from tests.unit.events import WATERMARKS, Events, any_sizes, random_events, serve
 from tests.unit.fake_server import FakeServer, Sizes
 

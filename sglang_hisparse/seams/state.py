@@ -20,7 +20,8 @@ TEST_KNOBS = "SGLANG_HISPARSE_TEST"
 
 
 def internal_state(result: Any, controller: Any, request: Any) -> Any:
-    """`internal_states[i].hisparse` of /server_info: options, seams, capacity, counters, page states."""
+    """`internal_states[i].hisparse` of /server_info: options, seams, capacity, counters, page states,
+    requests that hold KV."""
     tier = runtime.tier
     if tier is not None and runtime.config is not None:
         from sglang_hisparse.seams.apply import installed
@@ -33,6 +34,7 @@ def internal_state(result: Any, controller: Any, request: Any) -> Any:
             "selector": tier.selector.name,
             "capacity": tier.capacity.as_dict(),
             "pages": tier.pages_by_state(),
+            "requests": len(tier.residency.requests),
             "counters": tier.counters(),
         }
     return result

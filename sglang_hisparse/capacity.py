@@ -9,6 +9,7 @@ A request of S pages runs resident (S pages of HBM) or tiered (at the least K ho
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,15 +103,17 @@ def size_pools(
     hot_rows: int | None,
     most_requests: int,
     context_length: int,
+    chunk_tokens: int = 0,
 ) -> Capacity:
     """Split `budget_bytes` of HBM (stock's KV budget) and `host_pool_gib`. ValueError with a value that works.
 
-    `most_device_tokens` is --max-total-tokens; `most_requests` bounds the hot tables.
+    `most_device_tokens` is --max-total-tokens; `most_requests` bounds the hot tables; `chunk_tokens` is what one
+    forward of a prefill that reads the host writes at once (0 where prefill reads HBM only).
     """
     hot_min, hot_max = hot_pages(top_k, hot_rows)
     host = int(host_pool_gib * GIB / (PAGE * token.host))
     if 0 < host <= hot_min or (host == 0 and host_pool_gib > 0):
-        smallest = (hot_min + 1) * PAGE * token.host / GIB
+        smallest = math.ceil((hot_min + 1) * PAGE * token.host / GIB * 1e4) / 1e4
         raise ValueError(
             f"host_pool_gib {host_pool_gib:g} holds {host} pages, which is not more than the {hot_min} pages of hot "
             f"rows that its use costs (top-k {top_k}); the smallest that helps: {smallest:.4f}, or 0 for no host tier"
@@ -121,13 +124,13 @@ def size_pools(
     device = int((budget_bytes - fixed) / (PAGE * (token.kv + token.index)))
     if most_device_tokens is not None:
         device = min(device, most_device_tokens // PAGE)
-    smallest_device = hot_min + OPEN_PAGES + 2 if host else 1
+    smallest_device = hot_min + OPEN_PAGES + 2 + ceil_pages(chunk_tokens) if host else 1
     if device < smallest_device:
         raise ValueError(
             f"the KV budget of {budget_bytes / GIB:.2f} GiB holds {max(device, 0) * PAGE} device tokens beside "
             f"{fixed / GIB:.2f} GiB of index keys and tables for host_pool_gib {host_pool_gib:g}; at least "
             f"{smallest_device * PAGE} are needed. Lower host_pool_gib, or raise --mem-fraction-static or "
-            f"--max-total-tokens"
+            f"--max-total-tokens" + (", or lower --chunked-prefill-size" if chunk_tokens else "")
         )
     tables = min(tables, device // 3 + 1)
     resident, tiered = requests_that_fit(device, host, hot_min, context_length)

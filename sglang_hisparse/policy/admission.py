@@ -2,6 +2,7 @@
 
     smallest footprint of a request that decodes min(its pages, hot_min + open pages + the one it starts next)
     of one in prefill                           at least what its prefill needs in HBM at once
+    beside them, once                           the chunk that a forward writes, where prefill reads the host
 
 A new request waits while the footprints would not fit the device pool together. Pure arithmetic, in pages.
 """
@@ -19,12 +20,16 @@ def decode_pages(most_pages: int, hot_min: int) -> int:
     return min(most_pages, hot_min + OPEN_PAGES + 1)
 
 
-def prefill_pages(prompt_pages: int, chunk_pages: int, hot_min: int, reads_host: bool) -> int:
-    """Device pages that a prefill needs at once: the whole prompt where it reads HBM only; else the chunk
-    being written beside the hot rows that its spilled part already costs."""
-    if not reads_host:
-        return prompt_pages
-    return min(prompt_pages, chunk_pages + hot_min + OPEN_PAGES)
+def prefill_pages(prompt_pages: int, reads_host: bool) -> int:
+    """Device pages that one prefill needs at once beyond decoding: the whole prompt where it reads HBM only.
+    Where it reads the host it needs none of its own: see `chunk_reserve`."""
+    return 0 if reads_host else prompt_pages
+
+
+def chunk_reserve(chunk_pages: int, reads_host: bool) -> int:
+    """Device pages for what one forward writes, counted once for all requests together: a scheduling pass
+    prefills at most one chunk. Part of `prefill_pages` where prefill reads HBM only."""
+    return chunk_pages if reads_host else 0
 
 
 def footprint(request: Request, hot_min: int) -> int:

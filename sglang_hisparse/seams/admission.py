@@ -8,7 +8,13 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_hisparse.capacity import ceil_pages
 from sglang_hisparse.config import PAGE
-from sglang_hisparse.policy.admission import decode_pages, hot_charge, prefill_pages, running_footprint
+from sglang_hisparse.policy.admission import (
+    chunk_reserve,
+    decode_pages,
+    hot_charge,
+    prefill_pages,
+    running_footprint,
+)
 
 
 class TieredPrefillBudget(PrefillBudget):
@@ -49,13 +55,11 @@ class TieredPrefillBudget(PrefillBudget):
             return fits, limit
         prompt, most = ceil_pages(input_tokens), ceil_pages(input_tokens + max_new_tokens)
         device = max(
-            decode_pages(most, self.hot_min),
-            prefill_pages(
-                prompt, self.chunk_pages or prompt, self.hot_min, self.tier.selector.prefill_reads_host
-            ),
+            decode_pages(most, self.hot_min), prefill_pages(prompt, self.tier.selector.prefill_reads_host)
         )
         charge = hot_charge([*self.longest, most], self.hot_min, self.tier.capacity.device_pages)
-        if self.longest and self.footprint + device > self.tier.capacity.device_pages:
+        chunk = chunk_reserve(self.chunk_pages or prompt, self.tier.selector.prefill_reads_host)
+        if self.longest and self.footprint + device + chunk > self.tier.capacity.device_pages:
             return self._defer("device_footprint")
         if total_tokens + charge * PAGE > self.remaining_total:
             return self._defer("tokens_beside_hot_rows")

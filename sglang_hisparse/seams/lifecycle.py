@@ -116,12 +116,7 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
         row=key,
         most_pages=max(ceil_pages(longest), prompt),
         prompt_pages=prompt,
-        prefill_pages=prefill_pages(
-            prompt,
-            lifecycle.chunk_pages or prompt,
-            tier.capacity.hot_min_pages,
-            tier.selector.prefill_reads_host,
-        ),
+        prefill_pages=prefill_pages(prompt, tier.selector.prefill_reads_host),
         length=req.prefix_len,
     )
     pages: list[int] = []

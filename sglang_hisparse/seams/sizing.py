@@ -36,6 +36,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     if runtime.config is None or configurator.is_draft_worker:
         return config
     runtime.selector, token = _selector_and_bytes(configurator, runtime.config)
+    chunk = max(0, get_schedule().chunked_prefill_size or 0)
     capacity = size_pools(
         budget_bytes=configurator._profile_available_bytes(pre_model_load_memory),
         most_device_tokens=get_schedule().max_total_tokens,
@@ -46,6 +47,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
         hot_rows=runtime.config.hot_rows,
         most_requests=config.max_running_requests,
         context_length=configurator.model_config.context_len,
+        chunk_tokens=chunk if runtime.selector.prefill_reads_host else 0,
     )
     ranks = get_parallel().tp_size
     check_host_pool(runtime.config.host_pool_gib, ranks, host_limits())

@@ -49,7 +49,7 @@ class Events:
         server, sizes = self.server, self.server.sizes
         output = min(output, sizes.logical - 1)
         prompt = min(prompt, sizes.logical - output, sizes.logical if sizes.reads_host else sizes.device)
-        chunk = min(chunk, sizes.device - sizes.options.hot_min - OPEN_PAGES)
+        chunk = min(chunk, sizes.device - sizes.options.hot_min - OPEN_PAGES - 1)
         if len(server.running) < sizes.options.tables and server.start(script, prompt, output, chunk, hit):
             if squeezed:  # between allocation and forward: new and held pages stay
                 self.squeeze()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Journal, Planner, PlannerOptions, Request, Residency, State
 from sglang_hisparse.policy.admission import (
+    chunk_reserve,
     decode_pages,
     hot_charge,
     prefill_pages,
@@ -147,9 +148,10 @@ class FakeServer:
     def admits(self, prompt: int, most: int, chunk: int, new: int) -> bool:
         """TieredPrefillBudget, with what a running request may still ask for kept in reserve."""
         hot_min, requests = self.sizes.options.hot_min, self.residency.requests.values()
-        device = max(
-            decode_pages(most, hot_min), prefill_pages(prompt, chunk, hot_min, self.sizes.reads_host)
-        )
+        reads_host = self.sizes.reads_host
+        device = max(decode_pages(most, hot_min), prefill_pages(prompt, reads_host))
+        chunks = [s.chunk for s in self.running if s.request.in_prefill()]
+        device += chunk_reserve(max([chunk, *chunks]), reads_host)
         longest = [request.most_pages for request in requests]
         charge = hot_charge([*longest, most], hot_min, self.sizes.device)
         growth = sum(max(0, r.most_pages - len(r.pages)) for r in requests)
@@ -169,8 +171,7 @@ class FakeServer:
         held = {page for other in self.running for page in other.pages}
         if not self.admits(prompt, prompt + output, chunk, prompt + output - len(held.intersection(prefix))):
             return None
-        hot_min = self.sizes.options.hot_min
-        sequence.request.prefill_pages = prefill_pages(prompt, chunk, hot_min, self.sizes.reads_host)
+        sequence.request.prefill_pages = prefill_pages(prompt, self.sizes.reads_host)
         sequence.pages, sequence.in_tree = list(prefix), len(prefix)
         self.names += 1
         self.planner.open(sequence.request, prefix)

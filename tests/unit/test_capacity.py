@@ -155,7 +155,6 @@ def test_tables_are_never_more_than_device_pages_could_back() -> None:
 # -- refusals --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=False, reason="the size is shown with four decimals, and may be rounded down")
 @pytest.mark.parametrize("row_bytes", [128, 656, 1152, 2624, 52480])
 @pytest.mark.parametrize("top_k", [64, 128, 512, 2048])
 @pytest.mark.parametrize("share", [0.01, 1])

@@ -7,6 +7,7 @@ import pytest
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Request
 from sglang_hisparse.policy.admission import (
+    chunk_reserve,
     decode_pages,
     footprint,
     hot_charge,
@@ -22,12 +23,11 @@ def test_a_decoding_request_needs_hot_pages_open_pages_and_the_one_it_starts_nex
     assert decode_pages(most, hot_min=7 - OPEN_PAGES - 1) == pages
 
 
-@pytest.mark.parametrize(
-    ("prompt", "chunk", "reads_host", "pages"),
-    [(40, 8, False, 40), (40, 40, False, 40), (40, 8, True, 14), (10, 8, True, 10), (3, 8, True, 3)],
-)
-def test_a_prefill_needs_its_prompt_or_a_chunk(prompt: int, chunk: int, reads_host: bool, pages: int) -> None:
-    assert prefill_pages(prompt, chunk, hot_min=4, reads_host=reads_host) == pages
+def test_a_prefill_needs_its_prompt_or_the_chunk_once_for_all() -> None:
+    assert prefill_pages(40, reads_host=False) == 40
+    assert prefill_pages(40, reads_host=True) == 0
+    assert chunk_reserve(8, reads_host=False) == 0
+    assert chunk_reserve(8, reads_host=True) == 8
 
 
 def test_the_footprint_falls_when_the_prompt_is_complete() -> None:

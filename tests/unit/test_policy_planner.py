@@ -405,17 +405,24 @@ def test_forced_spilling_takes_a_share_of_the_sealed_pages(share: float, pages: 
     assert request.hot_pages() >= min(HOT_MIN, len(pages))
 
 
-def test_forced_spilling_keeps_open_pages_of_every_reader_and_needs_tables() -> None:
-    planner = planner_of(30, 30, force_spill=1.0, tables=1)
+def test_forced_spilling_keeps_what_is_open_for_any_reader() -> None:
+    planner = planner_of(30, 30, force_spill=1.0)
     prefix = own(planner, range(1, 5))
-    run(planner, 0, [*prefix, 11])
+    run(planner, 0, [*prefix, *range(20, 26)])
+    run(planner, 1, [*prefix, 11])
+    planner.step()
+    assert spilled(planner) == [1, 2, 3, 20, 21, 22, 23]
+
+
+def test_forced_spilling_needs_tables() -> None:
+    planner = planner_of(30, 30, force_spill=1.0, tables=1)
+    run(planner, 0, range(1, 6))
     planner.step()
     assert spilled(planner) == [1, 2, 3]
-    run(planner, 1, [*range(20, 30)])
+    run(planner, 1, range(20, 30))
     planner.step()
-    assert spilled(planner) == [1, 2, 3], "one table only"
+    assert spilled(planner) == [1, 2, 3]
     planner.close(0)
-    run(planner, 2, prefix[:3])
     planner.step()
     assert spilled(planner) == [1, 2, 3, *range(20, 28)]
 

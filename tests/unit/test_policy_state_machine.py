@@ -64,7 +64,7 @@ def test_what_is_admitted_finishes(batch: int) -> None:
             prompt = rng.randint(1, min(24, sizes.logical if sizes.reads_host else device))
             output = rng.randint(0, min(12, sizes.logical - prompt))
             todo.append(
-                (rng.randrange(3), prompt, output, rng.randint(1, min(6, device - hot_min - OPEN_PAGES)))
+                (rng.randrange(3), prompt, output, rng.randint(1, min(6, device - hot_min - OPEN_PAGES - 1)))
             )
         serve(FakeServer(sizes, rng.randrange), todo, rng)
 

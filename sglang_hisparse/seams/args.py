@@ -6,7 +6,6 @@ Everything is refused here, at start and by name: nothing unsupported reaches gr
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -210,8 +209,3 @@ def _check_quest(args: Any) -> None:
         if value not in (None, "torch_native"):
             flag = "--" + name.replace("_", "-")
             raise refuse(f"{flag} {value}", "Quest extends torch_native", f"Use {flag} torch_native")
-
-
-def disabled() -> bool:
-    """True where the operator switched the package off for this process tree."""
-    return os.environ.get("SGLANG_HISPARSE_DISABLE", "") not in ("", "0")

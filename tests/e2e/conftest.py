@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench_serving.prompts import random_prompts
-from bench_serving.serving import CPU_ARGUMENTS, Server
+from bench_serving.serving import CPU_ARGUMENTS, Answer, Server
 from bench_serving.tiny_models import ensure
 
 QUEST = {"selector": "quest", "top_k": 512, "recent_tokens": 128, "page_size": 64}
@@ -19,11 +19,20 @@ QUEST = {"selector": "quest", "top_k": 512, "recent_tokens": 128, "page_size": 6
 
 SERVER_ARGUMENTS = (*CPU_ARGUMENTS, "--page-size", "64", "--sleep-on-idle", "--skip-server-warmup")
 
+CHECKS = {
+    "SGLANG_HISPARSE_TEST": "1",  # the test knobs of /set_internal_state work
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",  # stock counts its slots after every step
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",  # and looks for pages that are free and in use
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # a server that fails ends within seconds
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+}
+
 MOST_ALIVE = 2
 """Servers kept at a time: the one under test and the one it is compared with. Each takes about 3 GB."""
 
 Prompts = Callable[..., list[list[int]]]
 Serve = Callable[..., Server]
+Expect = Callable[..., list[Answer]]
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +70,8 @@ class Servers:
         args: Sequence[str] = (),
         env: dict[str, str] | None = None,
     ) -> Server:
-        """A CPU server with these options and an empty prefix cache: a running one, or one started now."""
+        """A CPU server with these options, an empty prefix cache and knobs at rest: a running one, or one
+        started now."""
         key = json.dumps([str(model), hisparse, max_total_tokens, list(args), env], sort_keys=True)
         server = self._alive.pop(key, None)
         if server is None or not server.alive:
@@ -71,6 +81,8 @@ class Servers:
                 self._alive.popitem(last=False)[1].close()
             server = self._start(model, hisparse, max_total_tokens, args, env)
         self._alive[key] = server
+        if hisparse is not None:
+            server.change(hisparse_force_spill=0)
         server.flush()
         return server
 
@@ -87,7 +99,7 @@ class Servers:
             model,
             [*SERVER_ARGUMENTS, "--max-total-tokens", str(max_total_tokens), *args],
             hisparse,
-            env={"SGLANG_HISPARSE_TEST": "1", **(env or {})},
+            env={**CHECKS, **(env or {})},
             log_path=self._logs / f"server-{self._started}.log",
         )
         server.start()
@@ -99,15 +111,15 @@ class Servers:
             self._alive.popitem()[1].close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The servers of one test file; all are ended after its last test."""
+    """The servers of all tests, so that a configuration starts once; those left are ended after the last test."""
     pool = Servers(tmp_path_factory.mktemp("servers"))
     yield pool
     pool.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quest_server(servers: Servers, qwen3_path: Path) -> Serve:
     """`quest_server(host_pool_gib=0, max_total_tokens=32768, args=(), env=None, **options)`: a server.
 
@@ -126,3 +138,26 @@ def quest_server(servers: Servers, qwen3_path: Path) -> Serve:
         return servers.get(qwen3_path, config, max_total_tokens=max_total_tokens, args=args, env=env)
 
     return serve
+
+
+@pytest.fixture(scope="session")
+def resident(quest_server: Serve) -> Serve:
+    """`resident()`: a server whose device pool holds everything; what the others are compared with."""
+    return quest_server
+
+
+@pytest.fixture(scope="session")
+def expect(resident: Serve) -> Expect:
+    """`expect(prompts, max_new_tokens, stop_at_eos=False)`: what the resident server answers, asked once.
+
+    It starts each time with an empty prefix cache; outputs do not depend on it.
+    """
+    known: dict[str, list[Answer]] = {}
+
+    def ask(prompts: Sequence[Sequence[int]], max_new_tokens: Any = 16, **options: Any) -> list[Answer]:
+        key = json.dumps([prompts, max_new_tokens, options])
+        if key not in known:
+            known[key] = resident().generate(prompts, max_new_tokens, **options)
+        return known[key]
+
+    return ask

@@ -1,57 +1,12 @@
-"""What the planner picks, in small cases whose answer fits in the head."""
+"""Whom the planner asks for room, and what that gains."""
 
 from __future__ import annotations
 
 import pytest
 
 from sglang_hisparse.config import OPEN_PAGES
-from sglang_hisparse.policy import Journal, Planner, PlannerOptions, Request, Residency, State
-
-HOT_MIN = 3
-
-
-def planner_of(device: int, host: int, **options: float) -> Planner:
-    """Watermarks at 1, so that only what a test asks for moves."""
-    values = {
-        "hot_min": HOT_MIN,
-        "hot_max": 2 * HOT_MIN,
-        "tables": 8,
-        "low_watermark": 1.0,
-        "high_watermark": 1.0,
-    }
-    return Planner(Residency(device + host, device, host), PlannerOptions(**(values | options)))  # type: ignore[arg-type]
-
-
-def own(planner: Planner, pages: range) -> list[int]:
-    """Pages that were allocated and written, and that nobody reads: the radix tree's."""
-    for page in pages:
-        planner.residency.allocate(page)
-    planner.residency.forward_prepared()
-    return list(pages)
-
-
-def run(planner: Planner, row: int, pages: range | list[int], most: int = 99) -> Request:
-    """A request that reads `pages`; those that are free are allocated and written."""
-    residency = planner.residency
-    for page in pages:
-        if residency.state(page) is State.FREE:
-            residency.allocate(page)
-    request = Request(row, most)
-    planner.open(request, pages)
-    residency.forward_prepared()
-    return request
-
-
-def spilled(planner: Planner) -> list[int]:
-    residency = planner.residency
-    return [page for page in range(1, residency.logical_pages + 1) if residency.state(page) is State.SPILLED]
-
-
-def spill(planner: Planner, pages: list[int]) -> None:
-    """As make_room does it: readers lease what that costs."""
-    planner._spill_pages(pages)
-    planner.residency.check()
-
+from sglang_hisparse.policy import State
+from tests.unit.planner_cases import HOT_MIN, own, planner_of, run, spill, spilled
 
 # -- gain ------------------------------------------------------------------------------------------------------
 
@@ -281,16 +236,18 @@ def test_restoring_all_or_nothing() -> None:
 # -- requests whose row was rewritten --------------------------------------------------------------------------
 
 
-def test_a_stale_request_does_not_spill_pages_that_are_another_ones_now() -> None:
+def test_a_stale_request_does_not_touch_pages_that_are_another_ones_now() -> None:
     planner = planner_of(30, 30)
-    stale = run(planner, 0, range(1, 11))
-    for page in range(2, 9):
+    stale = run(planner, 0, range(1, 16))
+    for page in range(3, 9):
         planner.residency.release(page)
     other = run(planner, 1, [5, 6, 7, 8])  # SGLang handed them out again
     assert stale.stale
+    planner._clean_ahead(20)
+    assert sorted(planner.residency.clean_pages) == [2, *range(9, 14)]
     assert not planner.make_room(31)
-    assert (spilled(planner), other.spilled) == ([], 0)
-    planner.reread(stale, [1, 9, 10])
+    assert (spilled(planner), other.spilled) == ([1, 2, *range(9, 14)], 0)
+    planner.reread(stale, [1, 2, *range(9, 16)])
     planner.residency.check()
 
 
@@ -315,204 +272,3 @@ def test_hot_rows_of_a_released_page_are_forgotten() -> None:
     planner.residency.release(3)
     assert request.lease is not None
     assert planner.residency.forward_prepared().hot_reset == {request.lease.table: 0}
-
-
-# -- once a step -----------------------------------------------------------------------------------------------
-
-
-def test_a_step_spills_down_to_the_high_watermark() -> None:
-    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=0.8)
-    run(planner, 0, range(1, 20))
-    planner.step()
-    assert len(planner.residency.free_device) == 4
-    assert spilled(planner) == list(range(2, 2 + 3 + HOT_MIN))
-
-
-def test_a_step_cleans_the_pages_that_would_be_spilled_next() -> None:
-    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=1.0, clean_per_step=3)
-    own(planner, range(12, 14))
-    run(planner, 0, range(1, 10))
-    planner.step()
-    residency = planner.residency
-    assert sorted(residency.clean_pages) == [2, 12, 13]
-    copies = residency.forward_prepared().batches
-    assert sum(len(batch.to_host) for batch in copies) == 3
-    assert planner.make_room(len(residency.free_device) + 2)
-    journal = residency.forward_prepared()
-    assert spilled(planner) == [12, 13]
-    assert not any(batch.to_host for batch in journal.batches), "a clean page is spilled without a copy"
-
-
-def test_cleaning_stops_where_the_host_is_full() -> None:
-    planner = planner_of(10, 2, low_watermark=0.0)
-    own(planner, range(1, 9))
-    planner.step()
-    planner.step()
-    assert sorted(planner.residency.clean_pages) == [1, 2]
-
-
-def test_when_pressure_falls_the_newest_pages_return_first() -> None:
-    planner = planner_of(40, 40, low_watermark=0.5, high_watermark=0.9, restore_per_step=2)
-    request = run(planner, 0, range(1, 13))
-    spill(planner, list(range(2, 11)))
-    planner.step()
-    assert spilled(planner) == list(range(2, 9))
-    assert request.hot_pages() == 2 * HOT_MIN, "and hot rows grow"
-    for _ in range(4):
-        planner.step()
-    assert (spilled(planner), request.lease) == ([], None)
-
-
-def test_pages_return_only_below_the_low_watermark() -> None:
-    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=0.5)
-    request = run(planner, 0, range(1, 13))
-    spill(planner, list(range(2, 8)))
-    assert (len(planner.residency.free_device), request.hot_pages()) == (11, HOT_MIN)
-    planner.step()
-    assert spilled(planner) == list(range(2, 7))
-    assert request.hot_pages() == HOT_MIN, "hot rows do not grow above the high watermark"
-
-
-def test_hot_rows_go_back_when_another_reader_restores_the_pages() -> None:
-    planner = planner_of(30, 30)
-    prefix = own(planner, range(1, 9))
-    requests = [run(planner, row, [*prefix, 10 + row, 12 + row]) for row in range(2)]
-    spill(planner, prefix[:5])
-    assert [request.hot_pages() for request in requests] == [HOT_MIN, HOT_MIN]
-    planner.step()
-    planner.step()
-    assert [request.lease for request in requests] == [None, None]
-    assert planner.residency.hot_pages == 0
-
-
-def test_hot_rows_leave_the_reserve_alone() -> None:
-    planner = planner_of(12, 12, low_watermark=0.0, high_watermark=0.75)
-    request = run(planner, 0, range(1, 11))
-    spill(planner, list(range(2, 8)))
-    planner.step()
-    assert (len(planner.residency.free_device), request.hot_pages()) == (3, HOT_MIN + 2)
-
-
-@pytest.mark.parametrize(
-    ("share", "pages"), [(0.1, []), (0.5, [2, 4, 6, 8]), (1.0, [1, 2, 3, 4, 5, 6, 7, 8])]
-)
-def test_forced_spilling_takes_a_share_of_the_sealed_pages(share: float, pages: list[int]) -> None:
-    planner = planner_of(20, 20, force_spill=share)
-    request = run(planner, 0, range(1, 11))
-    planner.step()
-    planner.step()
-    assert spilled(planner) == pages
-    assert request.hot_pages() >= min(HOT_MIN, len(pages))
-
-
-def test_forced_spilling_keeps_what_is_open_for_any_reader() -> None:
-    planner = planner_of(30, 30, force_spill=1.0)
-    prefix = own(planner, range(1, 5))
-    run(planner, 0, [*prefix, *range(20, 26)])
-    run(planner, 1, [*prefix, 11])
-    planner.step()
-    assert spilled(planner) == [1, 2, 3, 20, 21, 22, 23]
-
-
-def test_forced_spilling_needs_tables() -> None:
-    planner = planner_of(30, 30, force_spill=1.0, tables=1)
-    run(planner, 0, range(1, 6))
-    planner.step()
-    assert spilled(planner) == [1, 2, 3]
-    run(planner, 1, range(20, 30))
-    planner.step()
-    assert spilled(planner) == [1, 2, 3]
-    planner.close(0)
-    planner.step()
-    assert spilled(planner) == [1, 2, 3, *range(20, 28)]
-
-
-# -- rows and flush --------------------------------------------------------------------------------------------
-
-
-def test_a_request_keeps_its_lease_when_it_gets_its_row() -> None:
-    planner = planner_of(20, 20)
-    request = run(planner, -1, range(1, 11))
-    spill(planner, [2, 3, 4, 5])
-    planner.rename(request, 7)
-    journal = planner.residency.forward_prepared()
-    assert request.lease is not None
-    assert journal.row_tables == {7: request.lease.table}
-    assert planner.residency.requests == {7: request}
-
-
-def test_a_row_has_one_request() -> None:
-    planner = planner_of(20, 20)
-    run(planner, 3, [1])
-    request = run(planner, -1, [2])
-    with pytest.raises(AssertionError, match="row 3 is taken"):
-        planner.open(Request(3, 1), [])
-    with pytest.raises(AssertionError, match="row 3 is taken"):
-        planner.rename(request, 3)
-
-
-def test_pages_are_not_handed_out_or_released_twice() -> None:
-    residency = planner_of(4, 4).residency
-    residency.allocate(1)
-    with pytest.raises(AssertionError, match="page 1 is resident, cannot be allocated"):
-        residency.allocate(1)
-    residency.release(1)
-    with pytest.raises(AssertionError, match="page 1 was released twice"):
-        residency.release(1)
-
-
-def test_a_flush_forgets_everything_and_unmaps_it() -> None:
-    planner = planner_of(20, 20)
-    run(planner, 0, range(1, 11))
-    spill(planner, [2, 3, 4, 5])
-    planner.residency.forward_prepared()
-    planner.clear()
-    planner.residency.check()
-    journal = planner.residency.forward_prepared()
-    assert journal.page_values == dict.fromkeys(range(1, 11), -1)
-    assert journal.row_tables == {0: -1}
-    assert len(planner.residency.free_device) == len(planner.residency.free_host) == 20
-    planner.close(0)  # SGLang frees the row afterwards
-
-
-# -- journal ---------------------------------------------------------------------------------------------------
-
-COPIES = {"to host": Journal.copy_to_host, "to device": Journal.copy_to_device}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "batches"),
-    [
-        (("to host", 1, 1), ("to host", 1, 2), 1),
-        (("to host", 1, 1), ("to host", 2, 1), 2),  # one host page gets two contents
-        (("to host", 1, 1), ("to device", 1, 1), 1),  # the batch's order is what was asked for
-        (("to host", 1, 1), ("to device", 2, 1), 1),
-        (("to device", 1, 1), ("to device", 2, 1), 1),
-        (("to device", 1, 1), ("to device", 1, 2), 2),  # one device page gets two contents
-        (("to device", 1, 1), ("to host", 1, 2), 2),  # reads what was restored
-        (("to device", 1, 1), ("to host", 2, 1), 2),  # overwrites what is restored
-        (("to device", 1, 1), ("to host", 2, 2), 1),
-    ],
-)
-def test_a_new_batch_only_where_order_demands_it(
-    first: tuple[str, int, int], second: tuple[str, int, int], batches: int
-) -> None:
-    journal = Journal()
-    for name, device, host in (first, second):
-        COPIES[name](journal, device, host)
-    assert len(journal.batches) == batches
-    assert journal.fence == ("to device" in (first[0], second[0]))
-
-
-def test_a_drained_journal_is_handed_over_whole() -> None:
-    journal = Journal()
-    assert journal.empty()
-    journal.map(4, 2)
-    journal.reset_hot(1, 5)
-    journal.reset_hot(1, 7)
-    drained = journal.drain()
-    assert (drained.page_values, drained.hot_reset, drained.empty()) == ({4: 2}, {1: 5}, False)
-    assert journal.empty()
-    journal.row_tables[1] = 2
-    assert not journal.empty()
-    assert drained.row_tables == {}

@@ -35,54 +35,34 @@ _reading: _Reading | None = None
 _group_rows: dict[int, torch.Tensor] = {}
 
 
-def read_decode(
-    original: Callable[..., Any],
-    backend: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    layer: Any,
-    batch: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def read_decode(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around forward_decode: remember layer and batch for `device_rows`."""
-    return _read(original, True, backend, q, k, v, layer, batch, *args, **kwargs)
+    return _read(True, original, backend, *args, **kwargs)
 
 
-def read_extend(
-    original: Callable[..., Any],
-    backend: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    layer: Any,
-    batch: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def read_extend(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around forward_extend: the same."""
-    return _read(original, False, backend, q, k, v, layer, batch, *args, **kwargs)
+    return _read(False, original, backend, *args, **kwargs)
 
 
 def _read(
-    original: Callable[..., Any],
     decode: bool,
+    original: Callable[..., Any],
     backend: Any,
     q: Any,
     k: Any,
     v: Any,
     layer: Any,
-    batch: Any,
+    forward_batch: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     global _reading
     if runtime.tier is None:
-        return original(backend, q, k, v, layer, batch, *args, **kwargs)
-    _reading = _Reading(layer.layer_id, batch, decode)
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
+    _reading = _Reading(layer.layer_id, forward_batch, decode)
     try:
-        return original(backend, q, k, v, layer, batch, *args, **kwargs)
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
     finally:
         _reading = None
 

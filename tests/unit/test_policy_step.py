@@ -1,0 +1,146 @@
+"""What a step cleans, spills, restores and leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.planner_cases import HOT_MIN, own, planner_of, run, spill, spilled
+
+
+def test_a_step_spills_down_to_the_high_watermark() -> None:
+    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=0.8)
+    run(planner, 0, range(1, 20))
+    planner.step()
+    assert len(planner.residency.free_device) == 4
+    assert spilled(planner) == list(range(2, 2 + 3 + HOT_MIN))
+
+
+def test_a_step_cleans_the_pages_that_would_be_spilled_next() -> None:
+    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=1.0, clean_per_step=3)
+    own(planner, range(12, 14))
+    run(planner, 0, range(1, 10))
+    planner.step()
+    residency = planner.residency
+    assert sorted(residency.clean_pages) == [2, 12, 13]
+    copies = residency.forward_prepared().batches
+    assert sum(len(batch.to_host) for batch in copies) == 3
+    planner.step()
+    assert sorted(residency.clean_pages) == [2, 3, 4, 5, 12, 13]
+    residency.forward_prepared()
+    assert planner.make_room(len(residency.free_device) + 2)
+    journal = residency.forward_prepared()
+    assert spilled(planner) == [12, 13]
+    assert not any(batch.to_host for batch in journal.batches), "a clean page is spilled without a copy"
+
+
+def test_what_the_coming_forward_writes_or_holds_is_not_cleaned() -> None:
+    planner = planner_of(10, 10, low_watermark=0.0)
+    own(planner, range(1, 4))
+    planner.residency.allocate(4)
+    planner.residency.pinned.add(2)
+    planner.step()
+    assert sorted(planner.residency.clean_pages) == [1, 3]
+
+
+def test_a_reread_row_is_cleaned_from_its_start() -> None:
+    planner = planner_of(20, 20, low_watermark=0.0)
+    request = run(planner, 0, range(1, 11))
+    planner.step()
+    assert sorted(planner.residency.clean_pages) == list(range(2, 9))
+    planner.residency.release(3)
+    own(planner, range(15, 17))
+    planner.reread(request, [1, 2, 15, 4, 5, 6, 7, 16, 9, 10])
+    planner.step()
+    assert sorted(planner.residency.clean_pages) == [2, 4, 5, 6, 7, 8, 15, 16]
+
+
+def test_cleaning_stops_where_the_host_is_full() -> None:
+    planner = planner_of(10, 2, low_watermark=0.0)
+    own(planner, range(1, 9))
+    planner.step()
+    planner.step()
+    assert sorted(planner.residency.clean_pages) == [1, 2]
+
+
+def test_when_pressure_falls_the_newest_pages_return_first() -> None:
+    planner = planner_of(40, 40, low_watermark=0.5, high_watermark=0.9, restore_per_step=2)
+    request = run(planner, 0, range(1, 13))
+    spill(planner, list(range(2, 11)))
+    planner.step()
+    assert spilled(planner) == list(range(2, 9))
+    assert request.hot_pages() == 2 * HOT_MIN, "and hot rows grow"
+    for _ in range(4):
+        planner.step()
+    assert (spilled(planner), request.lease) == ([], None)
+
+
+def test_pages_return_only_below_the_low_watermark() -> None:
+    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=0.5)
+    request = run(planner, 0, range(1, 13))
+    spill(planner, list(range(2, 8)))
+    assert (len(planner.residency.free_device), request.hot_pages()) == (11, HOT_MIN)
+    planner.step()
+    assert spilled(planner) == list(range(2, 7))
+    assert request.hot_pages() == HOT_MIN, "hot rows do not grow above the high watermark"
+
+
+def test_hot_rows_go_back_when_another_reader_restores_the_pages() -> None:
+    planner = planner_of(30, 30)
+    prefix = own(planner, range(1, 9))
+    requests = [run(planner, row, [*prefix, 10 + row, 12 + row]) for row in range(2)]
+    spill(planner, prefix[:5])
+    assert [request.hot_pages() for request in requests] == [HOT_MIN, HOT_MIN]
+    planner.step()
+    planner.step()
+    assert [request.lease for request in requests] == [None, None]
+    assert planner.residency.hot_pages == 0
+
+
+def test_hot_rows_leave_the_reserve_alone() -> None:
+    planner = planner_of(12, 12, low_watermark=0.0, high_watermark=0.75)
+    request = run(planner, 0, range(1, 11))
+    spill(planner, list(range(2, 8)))
+    planner.step()
+    assert (len(planner.residency.free_device), request.hot_pages()) == (3, HOT_MIN + 2)
+
+
+def test_hot_rows_are_never_more_than_what_is_spilled() -> None:
+    planner = planner_of(30, 30, low_watermark=0.0, hot_max=20)
+    request = run(planner, 0, range(1, 11))
+    spill(planner, list(range(2, 7)))
+    planner.step()
+    assert request.hot_pages() == 5
+
+
+@pytest.mark.parametrize(
+    ("share", "pages"), [(0.1, []), (0.5, [2, 4, 6, 8]), (1.0, [1, 2, 3, 4, 5, 6, 7, 8])]
+)
+def test_forced_spilling_takes_a_share_of_the_sealed_pages(share: float, pages: list[int]) -> None:
+    planner = planner_of(20, 20, force_spill=share)
+    request = run(planner, 0, range(1, 11))
+    planner.step()
+    planner.step()
+    assert spilled(planner) == pages
+    assert request.hot_pages() >= min(HOT_MIN, len(pages))
+
+
+def test_forced_spilling_keeps_what_is_open_for_any_reader() -> None:
+    planner = planner_of(30, 30, force_spill=1.0)
+    prefix = own(planner, range(1, 5))
+    run(planner, 0, [*prefix, *range(20, 26)])
+    run(planner, 1, [*prefix, 11])
+    planner.step()
+    assert spilled(planner) == [1, 2, 3, 20, 21, 22, 23]
+
+
+def test_forced_spilling_needs_tables() -> None:
+    planner = planner_of(30, 30, force_spill=1.0, tables=1)
+    run(planner, 0, range(1, 6))
+    planner.step()
+    assert spilled(planner) == [1, 2, 3]
+    run(planner, 1, range(20, 30))
+    planner.step()
+    assert spilled(planner) == [1, 2, 3]
+    planner.close(0)
+    planner.step()
+    assert spilled(planner) == [1, 2, 3, *range(20, 28)]

@@ -270,15 +270,19 @@ class Planner:
 
     def restore_all(self, requests: Iterable[Request]) -> bool:
         """Hold `requests` and bring every page of them to HBM (prefill reads it there). False where there is
-        no room; then nothing is restored, and nothing held."""
+        no room; then nothing is held, and what was brought back stays."""
         residency = self.residency
         requests = list(requests)
         gone = self.hold(requests)
-        if not self.make_room(len(gone)):
-            residency.pinned.difference_update(page for request in requests for page in request.pages)
-            return False
-        for page in gone:
-            residency.restore(page)
+        while gone:
+            self.make_room(len(gone))
+            count = min(len(gone), len(residency.free_device))
+            if count == 0:
+                residency.pinned.difference_update(page for request in requests for page in request.pages)
+                return False
+            for page in gone[:count]:  # their host copies can be given up now: the next turn may spill more
+                residency.restore(page)
+            del gone[:count]
         return True
 
     def prepare_decode(self, request: Request) -> bool:

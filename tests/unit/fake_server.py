@@ -188,9 +188,11 @@ class FakeServer:
         request = sequence.request
         count = min(sequence.chunk, request.prompt_pages - len(sequence.pages))
         if not self.sizes.reads_host:
-            gone = len(self.planner.hold([request]))
-            if not self.ensure(gone) or not self.planner.restore_all([request]):
-                raise OutOfMemory(f"{gone} prefix pages of an admitted request cannot be restored")
+            while not self.planner.restore_all([request]):
+                if not self.evict(request.spilled - len(self.residency.free_device)):
+                    raise OutOfMemory(
+                        f"{request.spilled} prefix pages of an admitted request cannot be restored"
+                    )
         if not self.ensure_logical(count) or not self.ensure(count):
             raise OutOfMemory(f"{count} pages of an admitted request cannot be had")
         if request.row < 0:

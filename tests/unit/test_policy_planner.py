@@ -223,13 +223,30 @@ def test_a_held_request_gives_its_hot_rows_up() -> None:
     assert planner.residency.pinned == set(request.pages)
 
 
-def test_restoring_all_or_nothing() -> None:
+def test_restoring_needs_room_for_every_page() -> None:
     planner = planner_of(8, 8)
     request = run(planner, 0, range(1, 8))
     spill(planner, [2, 3, 4, 5])
     run(planner, 1, range(11, 13))
     assert not planner.restore_all([request])
-    assert (spilled(planner), planner.residency.pinned) == ([2, 3, 4, 5], set())
+    assert (spilled(planner), planner.residency.pinned) == ([5], set())
+    planner.close(1)
+    for page in (11, 12):
+        planner.residency.release(page)
+    assert planner.restore_all([request])
+    planner.residency.check()
+
+
+def test_pages_change_places_where_both_tiers_are_full() -> None:
+    """The host holds the prefix, so that nothing can be spilled for it before a part of it is back."""
+    planner = planner_of(14, 8)
+    prefix = own(planner, range(1, 9))
+    spill(planner, prefix)
+    other = run(planner, 0, range(9, 19))
+    assert (planner.residency.host_room(), planner.gain()) == (0, 0)
+    request = run(planner, 1, prefix)
+    assert planner.restore_all([request])
+    assert (request.spilled, other.spilled, other.hot_pages()) == (0, 7, HOT_MIN)
     planner.residency.check()
 
 

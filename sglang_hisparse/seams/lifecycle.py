@@ -127,12 +127,14 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
 
 
 def _bring_back(tier: HostTier, allocator: Any, requests: list[Request]) -> None:
-    residency = tier.residency
-    pages = {page for request in requests for page in request.pages}
-    residency.pinned.update(pages)
-    gone = sum(residency.device[page] < 0 for page in pages)
-    if not allocator.ensure_device(gone) or not tier.planner.restore_all(requests):
-        raise RuntimeError(
-            f"HiSparse: {gone} spilled prefix pages cannot be brought back for prefill: {len(residency.free_device)} "
-            f"of {residency.device_pages} device pages are free. This is a bug in admission; please report it"
-        )
+    planner, residency = tier.planner, tier.residency
+    if planner.restore_all(requests):
+        return
+    gone = planner.hold(requests)
+    if allocator.ensure_device(len(gone)) and planner.restore_all(requests):
+        return
+    raise RuntimeError(
+        f"HiSparse: {len(gone)} spilled prefix pages cannot be brought back for prefill: "
+        f"{len(residency.free_device)} of {residency.device_pages} device pages are free. This is a bug in "
+        "admission; please report it"
+    )

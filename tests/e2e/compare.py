@@ -39,7 +39,7 @@ def counted(server: Server) -> Iterator[Delta]:
     """The tier's counters over the block: empty within it, filled at its end."""
     before, delta = server.counters(), Delta()
     yield delta
-    delta.update({name: value - before[name] for name, value in server.counters().items()})
+    delta.update({name: value - before.get(name, 0) for name, value in server.counters().items()})
 
 
 def assert_idle(server: Server) -> dict[str, int]:

@@ -137,6 +137,23 @@ def test_pause_in_place(tiered: Server, expect: Expect) -> None:
     assert_empties(tiered)
 
 
+def test_pages_come_back(tiered: Server, expect: Expect) -> None:
+    """While requests run, all their pages leave, come back, and leave again."""
+    wanted = expect(PROMPTS[:3], 60)
+    with meanwhile(lambda: tiered.generate(PROMPTS[1:3], 60)) as others:
+        stream = Stream(tiered, PROMPTS[0], 60)
+        for tokens, share in ((5, 1.0), (15, 0.0), (30, 1.0), (45, 0.0)):
+            stream.wait(tokens)
+            tiered.change(hisparse_force_spill=share, hisparse_check=1)
+            before = tiered.counters()
+            moves = "pages_spilled" if share else "pages_restored"
+            until(lambda b=before, m=moves: tiered.counters()[m] > b[m] or stream.ended, f"{moves} growing")
+            assert tiered.counters()[moves] > before[moves], f"{moves} did not grow"
+        assert_same([stream.result(), *others.result()], wanted)
+    assert_idle(tiered)
+    assert_empties(tiered)
+
+
 @pytest.mark.parametrize("flush", [False, True], ids=["", "flushed"])
 def test_pause_retracts(tiered: Server, expect: Expect, flush: bool) -> None:
     """Requests lose their KV, and with `flush` the prefix cache too, as before an update of the weights."""

@@ -4,7 +4,8 @@
     host pages   H    host_pool_gib / bytes of one page, all layers
     logical      L    D, or D + H - K where the host tier is larger than the hot rows K that it needs
 
-A request of S pages runs resident (S pages of HBM) or tiered (at the least K hot + 2 open pages of HBM).
+A request of S pages runs resident (S pages of HBM) or tiered (at the least K hot + 2 open pages of HBM, and one
+more that it starts next: policy/admission.py charges the same).
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ def requests_that_fit(device: int, host: int, hot_min: int, context_length: int)
     """Requests of `context_length` tokens that run at once: (all resident, with the tier)."""
     pages = max(1, ceil_pages(context_length))
     resident = device // pages
-    if host == 0 or pages <= hot_min + OPEN_PAGES:
+    least = hot_min + OPEN_PAGES + 1
+    if host == 0 or pages <= least:
         return resident, resident
-    tiered = min(device // (hot_min + OPEN_PAGES), (device + host) // (pages + hot_min))
+    tiered = min(device // least, (device + host) // (pages + hot_min))
     return resident, max(resident, tiered)
 
 
@@ -132,7 +134,7 @@ def size_pools(
             f"{smallest_device * PAGE} are needed. Lower host_pool_gib, or raise --mem-fraction-static or "
             f"--max-total-tokens" + (", or lower --chunked-prefill-size" if chunk_tokens else "")
         )
-    tables = min(tables, device // 3 + 1)
+    tables = min(tables, device // 2 + 1)  # who leases holds a hot page and an open one
     resident, tiered = requests_that_fit(device, host, hot_min, context_length)
     return Capacity(
         device_pages=device,

@@ -113,7 +113,7 @@ def selects_us(text: str | None) -> bool:
         return False
     try:
         given = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return "host_pool_gib" in text
     return isinstance(given, dict) and "host_pool_gib" in given
 
@@ -124,6 +124,6 @@ def _number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
+    if value not in choices or isinstance(value, float):
         shown = ", ".join(repr(c) for c in choices)
         raise ValueError(f"--hisparse-config: {name} must be one of {shown}, not {value!r}")

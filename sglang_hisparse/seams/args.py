@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hisparse.config import PAGE, HiSparseConfig, selects_us
+from sglang_hisparse.limits import check_host_pool, host_limits
 from sglang_hisparse.seams.runtime import runtime
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,8 @@ def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
         _check_dsa(args)
     else:
         _check_quest(args)
+    ranks = -(-args.dp_size * args.tp_size // args.nnodes)
+    check_host_pool(config.host_pool_gib, ranks, host_limits())
 
 
 def _check_model(model: Any, config: HiSparseConfig, dsa: bool) -> None:

@@ -131,7 +131,10 @@ def _bring_back(tier: HostTier, allocator: Any, requests: list[Request]) -> None
     if planner.restore_all(requests):
         return
     gone = planner.hold(requests)
-    if allocator.ensure_device(len(gone)) and planner.restore_all(requests):
+    allocator.ensure_device(
+        len(gone)
+    )  # also where that many cannot be had: what was evicted may be enough, in turns
+    if planner.restore_all(requests):
         return
     raise RuntimeError(
         f"HiSparse: {len(gone)} spilled prefix pages cannot be brought back for prefill: "

@@ -19,7 +19,6 @@ from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_line, size_pools
 from sglang_hisparse.config import HiSparseConfig
-from sglang_hisparse.limits import check_host_pool, host_limits
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.selectors.dsa import dsa_selector
@@ -49,14 +48,12 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
         context_length=configurator.model_config.context_len,
         chunk_tokens=chunk if runtime.selector.prefill_reads_host else 0,
     )
-    ranks = get_parallel().tp_size
-    check_host_pool(runtime.config.host_pool_gib, ranks, host_limits())
     runtime.capacity = capacity
     config.max_total_num_tokens = capacity.logical_tokens
     config.max_running_requests = configurator.resolve_max_num_reqs(capacity.logical_tokens)
     if get_parallel().tp_rank == 0:
         logger.info(capacity_line(capacity))
-        _warn(capacity, ranks)
+        _warn(capacity, get_parallel().tp_size)
     return config
 
 

@@ -34,6 +34,11 @@ class QuestParameters:
             raise ValueError(
                 f"--hisparse-config: top_k {self.top_k} is not a multiple of page_size {self.page_size}"
             )
+        if 3 * self.page_size > self.top_k:
+            raise ValueError(
+                f"--hisparse-config: top_k {self.top_k} is less than 3 pages of page_size {self.page_size}; a top_k "
+                f"of {3 * self.page_size} or more works"
+            )
         if self.recent + 2 * self.page_size > self.top_k:
             raise ValueError(
                 f"--hisparse-config: recent_tokens {self.recent} and page_size {self.page_size} leave no page of "

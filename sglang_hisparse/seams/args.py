@@ -76,6 +76,7 @@ def resolve_arguments(original: Callable[..., None], server_args: Any) -> None:
                 "that is stock SGLang's own HiSparse, an alternative to this package",
                 "Drop --enable-hisparse for the hybrid tier, or host_pool_gib for stock's",
             )
+        _check_flags(server_args)  # stock would complain of what we choose below, not of these
         _set_open(server_args, config)
     original(server_args)
     if not done:
@@ -106,11 +107,7 @@ def _set_open(server_args: Any, config: HiSparseConfig) -> None:
         logger.info(f"HiSparse chose: {shown} (prefill CUDA graphs cannot look up prefix rows)")
 
 
-def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
-    from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
-    from sglang.srt.configs.model_config import is_deepseek_dsa
-
-    args = resolving_view(server_args)
+def _check_flags(args: Any) -> None:
     for name, why in UNSUPPORTED_FLAGS.items():
         if getattr(args, name, None):
             flag = "--" + name.replace("_", "-")
@@ -120,6 +117,14 @@ def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
         if value not in allowed:
             flag, works = "--" + name.replace("_", "-"), [a for a in allowed if a is not None]
             raise refuse(f"{flag} {value}", why, f"Leave it out{f' or use {works[0]}' if works else ''}")
+
+
+def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
+    from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+    from sglang.srt.configs.model_config import is_deepseek_dsa
+
+    args = resolving_view(server_args)
+    _check_flags(args)
     if args.page_size != PAGE:
         raise refuse(
             f"--page-size {args.page_size}", f"pages of the tier have {PAGE} slots", f"Use --page-size {PAGE}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench_serving import tiny_models
+from sglang_hisparse.limits import host_limits
 
 pytest.importorskip("sglang.srt.server_args", reason="SGLang is not installed")
 
@@ -67,6 +68,10 @@ def test_options_that_cannot_be(models: dict[str, Path], options: Any, message: 
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache: both would own host copies"),
         ({"page_size": 32}, "Use --page-size 64"),
         ({"pp_size": 2}, "--pp-size 2"),
+        (
+            {"speculative_algorithm": "NGRAM"},
+            "--speculative-algorithm NGRAM: draft tokens are not tiered yet",
+        ),
         ({"enable_streaming_session": True}, "--enable-streaming-session"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode"),
         ({"attention_backend": "flex_attention"}, "Use --attention-backend torch_native"),
@@ -77,6 +82,22 @@ def test_flags_that_do_not_go_together(models: dict[str, Path], flags: dict[str,
         resolve(models["qwen3-tiny"], QUEST, **flags)
     assert "--hisparse-config with host_pool_gib does not work with" in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("flags", "ranks"), [({}, 1), ({"tp_size": 2}, 2)])
+def test_host_pool_larger_than_the_machine(
+    models: dict[str, Path], flags: dict[str, Any], ranks: int
+) -> None:
+    """Said before anything is loaded, with the limit that binds and a size that fits."""
+    wanted = 1 << 20
+    with pytest.raises(ValueError) as caught:
+        resolve(models["qwen3-tiny"], {**QUEST, "host_pool_gib": wanted}, **flags)
+    tightest = next(limit for limit in host_limits() if not limit.name.startswith("locked"))
+    said = f"host_pool_gib {wanted:g} x {ranks} rank(s) of this host is more than the {tightest.name} leaves"
+    assert said in str(caught.value)
+    fits = float(str(caught.value).rpartition("A host_pool_gib that fits: ")[2])
+    assert 0 <= fits <= tightest.free_gib / ranks
+    resolve(models["qwen3-tiny"], {**QUEST, "host_pool_gib": fits / 2}, **flags)
 
 
 class View:

@@ -144,8 +144,8 @@ def test_pages_come_back(tiered: Server, expect: Expect) -> None:
         stream = Stream(tiered, PROMPTS[0], 60)
         for tokens, share in ((5, 1.0), (15, 0.0), (30, 1.0), (45, 0.0)):
             stream.wait(tokens)
-            tiered.change(hisparse_force_spill=share, hisparse_check=1)
             before = tiered.counters()
+            tiered.change(hisparse_force_spill=share, hisparse_check=1)
             moves = "pages_spilled" if share else "pages_restored"
             until(lambda b=before, m=moves: tiered.counters()[m] > b[m] or stream.ended, f"{moves} growing")
             assert tiered.counters()[moves] > before[moves], f"{moves} did not grow"

@@ -6,6 +6,7 @@ One server, whose audit compares all host bytes before every forward. Its device
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +178,22 @@ def test_pause_retracts(tiered: Server, expect: Expect, flush: bool) -> None:
     assert watched.retractions + sum(answer.retractions for answer in answers) >= 1
     assert_close([watched, *answers[:-1]], wanted)
     assert len(answers[-1].tokens) == 100 and answers[-1].tokens[:5] == long[0].tokens[:5]
+    assert_empties(tiered)
+
+
+def test_update_of_the_weights(tiered: Server, expect: Expect, qwen3_path: Path) -> None:
+    """The same weights again: spilled KV of the old ones is gone with them, and outputs are the same."""
+    wanted = expect(PROMPTS[:2], NEW)
+    tiered.change(hisparse_force_spill=1.0)
+    assert_same(tiered.generate(PROMPTS[:2], NEW), wanted)
+    assert assert_idle(tiered)["spilled"] > 0
+    done = tiered.call("/update_weights_from_disk", {"model_path": str(qwen3_path)})
+    assert done["success"], done
+    pages = assert_idle(tiered)
+    assert pages["free"] == tiered.hisparse()["capacity"]["device_pages"] and pages["spilled"] == 0
+    again = tiered.generate(PROMPTS[:2], NEW)
+    assert_same(again, wanted)
+    assert again[0].cached_tokens == 0
     assert_empties(tiered)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
 
+from sglang_hisparse.seams.read_check import EXTEND_STRIDE
 from sglang_hisparse.seams.runtime import runtime
 
 SORTED = os.environ.get("SGLANG_HISPARSE_TEST_SORT") == "1"
@@ -77,10 +78,15 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
     if not reading.decode:
         if backend.get_topk_transform_method(reading.batch.forward_mode) == TopkTransformMethod.RAGGED:
             return result
-        return tier.rows_of(result)
+        rows = tier.rows_of(result)
+        if runtime.read_check is not None:
+            runtime.read_check.read(reading.layer, result[::EXTEND_STRIDE], rows[::EXTEND_STRIDE])
+        return rows
     group = tier.layout.groups[tier.layout.layer_to_group[reading.layer]]
     if reading.layer == group.layers[0]:
         _group_rows[group.index] = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
+    if runtime.read_check is not None:
+        runtime.read_check.read(reading.layer, result, _group_rows[group.index])
     return _group_rows[group.index]
 
 

@@ -11,6 +11,8 @@ from sglang.srt.runtime_context import get_schedule
 from sglang_hisparse.config import OPEN_PAGES, PAGE
 from sglang_hisparse.seams.apply import verify
 from sglang_hisparse.seams.lifecycle import RequestLifecycle
+from sglang_hisparse.seams.read_check import ENABLED as READ_CHECK
+from sglang_hisparse.seams.read_check import ReadCheck
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
 
@@ -37,6 +39,8 @@ def build_tier(result: None, runner: Any) -> None:
     requests.attach_aux_cache(lifecycle)
     runner.token_to_kv_pool_allocator.attach_tier(tier, lifecycle)
     runtime.tier = tier
+    if READ_CHECK and runtime.selector.name == "dsa":
+        runtime.read_check = ReadCheck(tier.layout, (tier.capacity.logical_pages + 1) * PAGE)
     return result
 
 

@@ -84,6 +84,8 @@ class TieredDSATokenToKVPool(DSATokenToKVPool):
         layer_id = layer.layer_id if layer_id_override is None else layer_id_override
         rows = self._write_rows(layer_id, unwrap_write_loc(loc_info)[0])
         super().set_mla_kv_buffer(layer, rows, cache_k_nope, cache_k_rope, layer_id_override)
+        if runtime.read_check is not None:
+            runtime.read_check.written(layer_id, unwrap_write_loc(loc_info)[0], rows)
 
     def get_mla_kv_buffer(
         self, layer: Any, loc: torch.Tensor, dst_dtype: torch.dtype | None = None

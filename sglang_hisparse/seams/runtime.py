@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang_hisparse.capacity import Capacity
     from sglang_hisparse.config import HiSparseConfig
+    from sglang_hisparse.seams.read_check import ReadCheck
     from sglang_hisparse.selectors import Selector
     from sglang_hisparse.selectors.quest import QuestBounds, QuestParameters
     from sglang_hisparse.tier.host_tier import HostTier
@@ -24,6 +25,7 @@ class Runtime:
     tier: HostTier | None = None
     quest: QuestParameters | None = None
     bounds: QuestBounds | None = None
+    read_check: ReadCheck | None = None
 
 
 runtime = Runtime()

@@ -37,6 +37,11 @@ def internal_state(result: Any, controller: Any, request: Any) -> Any:
             "requests": len(tier.residency.requests),
             "counters": tier.counters(),
         }
+        if runtime.read_check is not None:
+            names = ("rows_compared", "rows_different")
+            result.internal_state["hisparse"]["read_check"] = dict(
+                zip(names, runtime.read_check.counts.tolist(), strict=True)
+            )
     return result
 
 

@@ -48,6 +48,10 @@ class Capacity:
     tiered_requests: int
     context_length: int
     token_bytes: TokenBytes
+    request_slots: int = 0
+    """most requests that run at once (--max-running-requests)"""
+    pools: int = 1
+    """host pools of this size on this host: one a rank"""
 
     @property
     def device_tokens(self) -> int:
@@ -61,9 +65,30 @@ class Capacity:
     def host_gib(self) -> float:
         return self.host_pages * PAGE * self.token_bytes.host / GIB
 
+    @property
+    def device_gib(self) -> float:
+        """KV and index keys of the device pool, on one rank."""
+        token = self.token_bytes
+        return (self.device_pages * token.kv + self.logical_pages * token.index) * PAGE / GIB
+
+    @property
+    def binding(self) -> str:
+        """What to enlarge first for more requests of `context_length`: a key of `BINDING`."""
+        return binding_resource(
+            self.device_pages, self.host_pages, self.hot_min_pages, self.context_length, self.request_slots
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        """For /server_info."""
-        return {**asdict(self), "device_tokens": self.device_tokens, "logical_tokens": self.logical_tokens}
+        """For /server_info. `host_gib` is one rank's pool, `host_gib_physical` all pools of this host."""
+        return {
+            **asdict(self),
+            "device_tokens": self.device_tokens,
+            "logical_tokens": self.logical_tokens,
+            "device_gib": round(self.device_gib, 4),
+            "host_gib": round(self.host_gib, 4),
+            "host_gib_physical": round(self.host_gib * self.pools, 4),
+            "binding": self.binding,
+        }
 
 
 def ceil_pages(tokens: int) -> int:
@@ -94,6 +119,29 @@ def requests_that_fit(device: int, host: int, hot_min: int, context_length: int)
     return resident, max(resident, tiered)
 
 
+BINDING = {
+    "device_pool": "the device pool (--mem-fraction-static, --max-total-tokens)",
+    "host_pool": "the host pool (host_pool_gib)",
+    "request_slots": "request slots (--max-running-requests)",
+}
+"""Resources that bound the number of requests, with the options that enlarge them."""
+
+
+def binding_resource(device: int, host: int, hot_min: int, context_length: int, slots: int = 0) -> str:
+    """Key of `BINDING`: what keeps one more request of `context_length` from running; `slots` 0 is no bound.
+
+    device_pool where HBM alone decides, or where the smallest footprints fill it; host_pool where both tiers
+    together are full first.
+    """
+    if 0 < slots < requests_that_fit(device, host, hot_min, context_length)[1]:
+        return "request_slots"
+    pages, least = max(1, ceil_pages(context_length)), hot_min + OPEN_PAGES + 1
+    if host == 0 or pages <= least:
+        return "device_pool"
+    by_footprint, by_bytes = device // least, (device + host) // (pages + hot_min)
+    return "host_pool" if by_bytes < by_footprint else "device_pool"
+
+
 def size_pools(
     *,
     budget_bytes: int,
@@ -106,11 +154,13 @@ def size_pools(
     most_requests: int,
     context_length: int,
     chunk_tokens: int = 0,
+    pools: int = 1,
 ) -> Capacity:
     """Split `budget_bytes` of HBM (stock's KV budget) and `host_pool_gib`. ValueError with a value that works.
 
     `most_device_tokens` is --max-total-tokens; `most_requests` bounds the hot tables; `chunk_tokens` is what one
-    forward of a prefill that reads the host writes at once (0 where prefill reads HBM only).
+    forward of a prefill that reads the host writes at once (0 where prefill reads HBM only); `pools` counts the
+    ranks of this host, each with a host pool of its own.
     """
     hot_min, hot_max = hot_pages(top_k, hot_rows)
     host = int(host_pool_gib * GIB / (PAGE * token.host))
@@ -148,16 +198,23 @@ def size_pools(
         tiered_requests=tiered,
         context_length=context_length,
         token_bytes=token,
+        request_slots=most_requests,
+        pools=pools,
     )
 
 
-def capacity_line(capacity: Capacity) -> str:
-    """The start-up log line (rank 0), greppable by its first two words."""
+def capacity_block(capacity: Capacity) -> list[str]:
+    """The start-up block (rank 0): log lines that all start with "HiSparse capacity: ", so that one grep shows it."""
     token = capacity.token_bytes
-    return (
-        f"HiSparse capacity: device {capacity.device_tokens} tokens, logical {capacity.logical_tokens} tokens, "
-        f"host {capacity.host_gib:.2f} GiB ({capacity.host_pages} pages), hot rows a request "
-        f"{capacity.hot_min_pages * PAGE}..{capacity.hot_max_pages * PAGE}, bytes a token: KV {token.kv:g}, index "
-        f"{token.index:g}; requests of {capacity.context_length} tokens: {capacity.resident_requests} without the "
-        f"tier, {capacity.tiered_requests} with it"
-    )
+    lines = [
+        f"device pool {capacity.device_gib:.2f} GiB: {capacity.device_tokens} tokens in {capacity.device_pages} pages; "
+        f"logical {capacity.logical_tokens} tokens",
+        f"host pool {capacity.host_gib:.2f} GiB logical, {capacity.host_gib * capacity.pools:.2f} GiB physical "
+        f"({capacity.pools} on this host, {capacity.host_pages} pages each)",
+        f"a token takes {token.kv:g} B of KV and {token.index:g} B of index keys in HBM, {token.host:g} B on the host; "
+        f"a request leases {capacity.hot_min_pages * PAGE} to {capacity.hot_max_pages * PAGE} hot rows; tables "
+        f"{capacity.table_bytes / GIB:.2f} GiB",
+        f"requests of {capacity.context_length} tokens: {capacity.resident_requests} without the tier, "
+        f"{capacity.tiered_requests} with it; limited by {BINDING[capacity.binding]}",
+    ]
+    return [f"HiSparse capacity: {line}" for line in lines]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.configs.model_config import dsa_layer_skips_topk, get_dsa_index_topk, is_deepseek_dsa
@@ -17,7 +18,7 @@ from sglang.srt.model_executor.pool_configurator import (
 )
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
-from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_line, size_pools
+from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_block, size_pools
 from sglang_hisparse.config import HiSparseConfig
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors import Selector
@@ -47,21 +48,19 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
         most_requests=config.max_running_requests,
         context_length=configurator.model_config.context_len,
         chunk_tokens=chunk if runtime.selector.prefill_reads_host else 0,
+        pools=-(-get_parallel().dp_size * get_parallel().tp_size // get_parallel().nnodes),
     )
-    runtime.capacity = capacity
     config.max_total_num_tokens = capacity.logical_tokens
     config.max_running_requests = configurator.resolve_max_num_reqs(capacity.logical_tokens)
+    runtime.capacity = capacity = replace(capacity, request_slots=config.max_running_requests)
     if get_parallel().tp_rank == 0:
-        logger.info(capacity_line(capacity))
-        _warn(capacity, get_parallel().tp_size)
+        for line in capacity_block(capacity):
+            logger.info(line)
+        _warn(capacity)
     return config
 
 
-def _warn(capacity: Capacity, ranks: int) -> None:
-    if ranks > 1 and capacity.host_pages:
-        logger.info(
-            f"HiSparse: {ranks} ranks hold a host pool each: {capacity.host_gib * ranks:.2f} GiB of this host"
-        )
+def _warn(capacity: Capacity) -> None:
     if capacity.table_bytes > GIB:
         logger.warning(
             f"HiSparse: hot tables take {capacity.table_bytes / GIB:.2f} GiB of HBM; a lower --max-running-requests or "

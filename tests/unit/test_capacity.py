@@ -12,7 +12,8 @@ from sglang_hisparse.capacity import (
     GIB,
     Capacity,
     TokenBytes,
-    capacity_line,
+    binding_resource,
+    capacity_block,
     ceil_pages,
     hot_pages,
     requests_that_fit,
@@ -240,15 +241,56 @@ def test_requests_that_fit_examples(
 # -- what is shown ---------------------------------------------------------------------------------------------
 
 
-def test_the_start_up_line_says_everything() -> None:
-    assert capacity_line(sized()) == (
-        "HiSparse capacity: device 777472 tokens, logical 2905856 tokens, host 2.00 GiB (33288 pages), hot rows a "
-        "request 2048..4096, bytes a token: KV 1000, index 100; requests of 32768 tokens: 23 without the tier, 83 "
-        "with it"
-    )
+def test_the_start_up_block_says_everything() -> None:
+    """Device pool: (12148 x 1000 + 45404 x 100) x 64 B."""
+    assert capacity_block(sized(pools=8)) == [
+        "HiSparse capacity: device pool 0.99 GiB: 777472 tokens in 12148 pages; logical 2905856 tokens",
+        "HiSparse capacity: host pool 2.00 GiB logical, 16.00 GiB physical (8 on this host, 33288 pages each)",
+        "HiSparse capacity: a token takes 1000 B of KV and 100 B of index keys in HBM, 1008 B on the host; a request "
+        "leases 2048 to 4096 hot rows; tables 0.01 GiB",
+        "HiSparse capacity: requests of 32768 tokens: 23 without the tier, 83 with it; limited by request slots "
+        "(--max-running-requests)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "slots", "binding"),
+    [
+        (100, 0, 0, "device_pool"),  # no tier: 5 requests of 20 pages
+        (100, 60, 0, "host_pool"),  # 160 / 24 = 6 of the 14 that the device pool could hold
+        (100, 1000, 0, "device_pool"),  # 14 footprints of 7 pages fill it; the bytes would do for 45
+        (100, 1000, 14, "device_pool"),  # as many slots as requests fit
+        (100, 1000, 13, "request_slots"),
+        (100, 0, 3, "request_slots"),
+    ],
+)
+def test_binding_resource(device: int, host: int, slots: int, binding: str) -> None:
+    """Requests of 20 pages, 4 of them hot at the least."""
+    assert binding_resource(device, host, 4, 64 * 20, slots) == binding
+
+
+@pytest.mark.parametrize("more", ["device", "host"])
+def test_enlarging_what_does_not_bind_gains_nothing(more: str) -> None:
+    """And enlarging what binds gains a request at the end: the advice is worth following."""
+    for device, host in itertools.product(range(40, 200, 7), range(20, 800, 37)):
+        grown = {
+            name: (device + 400 * (name == "device_pool"), host + 400 * (name == "host_pool"))
+            for name in ("device_pool", "host_pool")
+        }
+        now = requests_that_fit(device, host, 4, 64 * 20)[1]
+        binding = binding_resource(device, host, 4, 64 * 20)
+        assert requests_that_fit(*grown[binding], 4, 64 * 20)[1] > now
+        if binding == "device_pool" and more == "host":
+            assert requests_that_fit(*grown["host_pool"], 4, 64 * 20)[1] == now
+
+
+def test_a_request_as_small_as_its_footprint_is_bound_by_the_device() -> None:
+    assert binding_resource(100, 1000, 4, 6 * 64) == "device_pool"
 
 
 def test_server_info_has_tokens_too() -> None:
     shown = sized().as_dict()
     assert (shown["device_tokens"], shown["logical_tokens"]) == (777472, 2905856)
     assert shown["token_bytes"] == {"kv": 1000, "host": 1008, "index": 100}
+    assert (shown["host_gib"], shown["binding"]) == (2.0, "request_slots")
+    assert sized(pools=4).as_dict()["host_gib_physical"] == pytest.approx(8, rel=1e-3)

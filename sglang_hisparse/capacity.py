@@ -5,7 +5,8 @@
     logical      L    D, or D + H - K where the host tier is larger than the hot rows K that it needs
 
 A request of S pages runs resident (S pages of HBM) or tiered (at the least K hot + 2 open pages of HBM, and one
-more that it starts next: policy/admission.py charges the same).
+more that it starts next). Beside all of them HBM holds, once, what the last one's prefill needs: its whole prompt
+where prefill reads HBM only, else a chunk. policy/admission.py charges the same.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Capacity:
     """most requests that run at once (--max-running-requests)"""
     pools: int = 1
     """host pools of this size on this host: one a rank"""
+    beside_pages: int = 0
+    """device pages that one prefill needs beside the smallest footprints of all requests"""
 
     @property
     def device_tokens(self) -> int:
@@ -75,7 +78,12 @@ class Capacity:
     def binding(self) -> str:
         """What to enlarge first for more requests of `context_length`: a key of `BINDING`."""
         return binding_resource(
-            self.device_pages, self.host_pages, self.hot_min_pages, self.context_length, self.request_slots
+            self.device_pages,
+            self.host_pages,
+            self.hot_min_pages,
+            self.context_length,
+            self.request_slots,
+            self.beside_pages,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,15 +116,29 @@ def table_bytes(groups: int, tables: int, hot_max: int, logical_pages: int) -> i
     return 4 * (logical_pages + 1) + tables * hot_max * PAGE * (8 * groups + 4)
 
 
-def requests_that_fit(device: int, host: int, hot_min: int, context_length: int) -> tuple[int, int]:
-    """Requests of `context_length` tokens that run at once: (all resident, with the tier)."""
-    pages = max(1, ceil_pages(context_length))
-    resident = device // pages
-    least = hot_min + OPEN_PAGES + 1
+def request_bounds(
+    device: int, host: int, hot_min: int, context_length: int, beside: int = 0
+) -> tuple[int, int] | None:
+    """Requests of `context_length` tokens (by their smallest footprints in HBM, by the bytes of both pools).
+
+    None where the tier has nothing to give: no host pool, or requests as small as their smallest footprint.
+    """
+    pages, least = max(1, ceil_pages(context_length)), hot_min + OPEN_PAGES + 1
     if host == 0 or pages <= least:
-        return resident, resident
-    tiered = min(device // least, (device + host) // (pages + hot_min))
-    return resident, max(resident, tiered)
+        return None
+    return max(0, device - beside) // least, (device + host) // (pages + hot_min)
+
+
+def requests_that_fit(
+    device: int, host: int, hot_min: int, context_length: int, beside: int = 0
+) -> tuple[int, int]:
+    """Requests of `context_length` tokens that run at once: (all resident, with the tier).
+
+    `beside`: device pages that one prefill needs on top of the smallest footprints.
+    """
+    resident = device // max(1, ceil_pages(context_length))
+    bounds = request_bounds(device, host, hot_min, context_length, beside)
+    return resident, max(resident, min(bounds)) if bounds else resident
 
 
 BINDING = {
@@ -127,19 +149,18 @@ BINDING = {
 """Resources that bound the number of requests, with the options that enlarge them."""
 
 
-def binding_resource(device: int, host: int, hot_min: int, context_length: int, slots: int = 0) -> str:
+def binding_resource(
+    device: int, host: int, hot_min: int, context_length: int, slots: int = 0, beside: int = 0
+) -> str:
     """Key of `BINDING`: what keeps one more request of `context_length` from running; `slots` 0 is no bound.
 
     device_pool where HBM alone decides, or where the smallest footprints fill it; host_pool where both tiers
     together are full first.
     """
-    if 0 < slots < requests_that_fit(device, host, hot_min, context_length)[1]:
+    if 0 < slots < requests_that_fit(device, host, hot_min, context_length, beside)[1]:
         return "request_slots"
-    pages, least = max(1, ceil_pages(context_length)), hot_min + OPEN_PAGES + 1
-    if host == 0 or pages <= least:
-        return "device_pool"
-    by_footprint, by_bytes = device // least, (device + host) // (pages + hot_min)
-    return "host_pool" if by_bytes < by_footprint else "device_pool"
+    bounds = request_bounds(device, host, hot_min, context_length, beside)
+    return "host_pool" if bounds and bounds[1] < bounds[0] else "device_pool"
 
 
 def size_pools(
@@ -154,13 +175,15 @@ def size_pools(
     most_requests: int,
     context_length: int,
     chunk_tokens: int = 0,
+    prefill_reads_host: bool = True,
     pools: int = 1,
 ) -> Capacity:
     """Split `budget_bytes` of HBM (stock's KV budget) and `host_pool_gib`. ValueError with a value that works.
 
     `most_device_tokens` is --max-total-tokens; `most_requests` bounds the hot tables; `chunk_tokens` is what one
-    forward of a prefill that reads the host writes at once (0 where prefill reads HBM only); `pools` counts the
-    ranks of this host, each with a host pool of its own.
+    forward of a prefill that reads the host writes at once; where prefill does not read the host it is 0, and the
+    whole prompt has to fit HBM (a request counts as `context_length` tokens of prompt). `pools` counts the ranks of
+    this host, each with a host pool of its own.
     """
     hot_min, hot_max = hot_pages(top_k, hot_rows)
     host = int(host_pool_gib * GIB / (PAGE * token.host))
@@ -185,7 +208,10 @@ def size_pools(
             f"--max-total-tokens" + (", or lower --chunked-prefill-size" if chunk_tokens else "")
         )
     tables = min(tables, device // 2 + 1)  # who leases holds a hot page and an open one
-    resident, tiered = requests_that_fit(device, host, hot_min, context_length)
+    beside = ceil_pages(chunk_tokens)
+    if not prefill_reads_host:
+        beside = max(0, ceil_pages(context_length) - hot_min - OPEN_PAGES - 1)
+    resident, tiered = requests_that_fit(device, host, hot_min, context_length, beside)
     return Capacity(
         device_pages=device,
         host_pages=host,
@@ -200,6 +226,7 @@ def size_pools(
         token_bytes=token,
         request_slots=most_requests,
         pools=pools,
+        beside_pages=beside,
     )
 
 

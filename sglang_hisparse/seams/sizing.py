@@ -48,6 +48,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
         most_requests=config.max_running_requests,
         context_length=configurator.model_config.context_len,
         chunk_tokens=chunk if runtime.selector.prefill_reads_host else 0,
+        prefill_reads_host=runtime.selector.prefill_reads_host,
         pools=-(-get_parallel().dp_size * get_parallel().tp_size // get_parallel().nnodes),
     )
     config.max_total_num_tokens = capacity.logical_tokens

@@ -21,6 +21,7 @@ from sglang_hisparse.capacity import (
     table_bytes,
 )
 from sglang_hisparse.config import OPEN_PAGES, PAGE
+from sglang_hisparse.policy.admission import chunk_reserve, decode_pages, prefill_pages
 
 ROUND = TokenBytes(kv=1000, host=1008, index=100)
 
@@ -236,6 +237,37 @@ def test_requests_that_fit_examples(
     device: int, host: int, hot_min: int, length: int, fits: tuple[int, int]
 ) -> None:
     assert requests_that_fit(device, host, hot_min, length) == fits
+
+
+@pytest.mark.parametrize("reads_host", [True, False])
+@pytest.mark.parametrize("chunk", [0, 2048])
+@pytest.mark.parametrize("device_tokens", [6400, 64000, 320000])
+@pytest.mark.parametrize("length", [2000, 8192, 32768, 131072])
+def test_sizing_charges_a_prefill_as_admission_does(
+    length: int, device_tokens: int, chunk: int, reads_host: bool
+) -> None:
+    """By trying: the last request is in prefill while all the others are at their smallest footprint."""
+    capacity = sized(
+        most_device_tokens=device_tokens,
+        context_length=length,
+        chunk_tokens=chunk if reads_host else 0,
+        prefill_reads_host=reads_host,
+    )
+    device, pages, hot_min = capacity.device_pages, -(-length // PAGE), capacity.hot_min_pages
+    decode = decode_pages(pages, hot_min)
+    last = max(decode, prefill_pages(pages, reads_host))
+    beside = chunk_reserve(-(-chunk // PAGE), reads_host)
+
+    def fits(requests: int) -> bool:
+        footprints = (requests - 1) * decode + last + beside
+        return footprints <= device and requests * (pages + hot_min) <= device + capacity.host_pages
+
+    if pages <= hot_min + OPEN_PAGES + 1:
+        assert capacity.tiered_requests == capacity.resident_requests
+    elif capacity.tiered_requests > capacity.resident_requests:
+        assert fits(capacity.tiered_requests) and not fits(capacity.tiered_requests + 1)
+    else:
+        assert not fits(capacity.tiered_requests + 1)
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------

@@ -14,6 +14,13 @@ from collections.abc import Iterable
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy.requests import Request
 
+DEFERRALS = {
+    "tokens": "SGLang's own budget: logical pages that are free or evictable",
+    "tokens_beside_hot_rows": "logical pages beside the hot rows that all requests together make necessary",
+    "device_footprint": "the smallest footprints on the device",
+}
+"""Why a waiting request may have to wait on: what was short. Counted once a scheduling pass."""
+
 
 def decode_pages(most_pages: int, hot_min: int) -> int:
     """Device pages without which a decoding request cannot take its next step."""

@@ -52,7 +52,7 @@ class TieredPrefillBudget(PrefillBudget):
             auxiliary_swa_host_hit_length=auxiliary_swa_host_hit_length,
         )
         if not fits:
-            return fits, limit
+            return self._defer("tokens")
         prompt, most = ceil_pages(input_tokens), ceil_pages(input_tokens + max_new_tokens)
         device = max(
             decode_pages(most, self.hot_min), prefill_pages(prompt, self.tier.selector.prefill_reads_host)

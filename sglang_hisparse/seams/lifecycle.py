@@ -16,6 +16,7 @@ import torch
 from sglang_hisparse.capacity import ceil_pages
 from sglang_hisparse.policy import Request
 from sglang_hisparse.policy.admission import prefill_pages
+from sglang_hisparse.seams.cached_tokens import remember_hit
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
 from sglang_hisparse.tier.layout import PAGE
@@ -122,6 +123,7 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
     pages: list[int] = []
     if req.prefix_len:
         pages = (batch.tree_cache.prefix_device_indices(req)[::PAGE] // PAGE).tolist()
+    remember_hit(req, tier, pages)
     lifecycle.opening(request, pages)
     return request
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hisparse import __version__
-from sglang_hisparse.config import PAGE
-from sglang_hisparse.pin import SGLANG
+from sglang_hisparse.config import PAGE, HiSparseConfig
+from sglang_hisparse.pin import BUILT_ON, SGLANG
 from sglang_hisparse.policy import State
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
@@ -20,17 +20,17 @@ TEST_KNOBS = "SGLANG_HISPARSE_TEST"
 
 
 def internal_state(result: Any, controller: Any, request: Any) -> Any:
-    """`internal_states[i].hisparse` of /server_info: options, seams, capacity, counters, page states,
-    requests that hold KV."""
+    """`internal_states[i].hisparse` of /server_info, one a data-parallel rank: version, pin, seams with fingerprints,
+    options in force, capacity; counters, page states, requests that hold KV."""
     tier = runtime.tier
     if tier is not None and runtime.config is not None:
         from sglang_hisparse.seams.apply import installed
 
         result.internal_state["hisparse"] = {
             "version": __version__,
-            "sglang": SGLANG,
+            "pin": {"sglang": SGLANG, **BUILT_ON},
             "seams": installed(),
-            "options": runtime.config.as_dict(),
+            "options": resolved_options(runtime.config, tier),
             "selector": tier.selector.name,
             "capacity": tier.capacity.as_dict(),
             "pages": tier.pages_by_state(),
@@ -43,6 +43,18 @@ def internal_state(result: Any, controller: Any, request: Any) -> Any:
                 zip(names, runtime.read_check.counts.tolist(), strict=True)
             )
     return result
+
+
+def resolved_options(config: HiSparseConfig, tier: HostTier) -> dict[str, Any]:
+    """Every option as it is in force: what was left open has its value, `None` is what the selector does not have."""
+    quest = runtime.quest
+    return {
+        **config.as_dict(),
+        "hot_rows": tier.capacity.hot_max_pages * PAGE,
+        "top_k": tier.selector.top_k,
+        "page_size": quest.page_size if quest else None,
+        "recent_tokens": quest.recent if quest else None,
+    }
 
 
 def change_state(original: Callable[..., Any], controller: Any, request: Any) -> Any:

@@ -12,6 +12,7 @@ from sglang_hisparse.kernels import resolve as resolve_kernel
 from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
+from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
 from sglang_hisparse.tier.host_pool import HostPool
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
 from sglang_hisparse.tier.mover import Mover
@@ -74,7 +75,7 @@ class HostTier:
         )
         self.audit = Audit(self.layout, capacity.host_pages) if has_host and config.audit != "off" else None
         self.mover = Mover(self.layout, self.tables, self.audit)
-        self.stats = torch.zeros(4, dtype=torch.int64, device=device)
+        self.selected = SelectionCounters(len(selector.groups), device)
         self.most_running = 0
         self.deferred: dict[str, int] = {}
 
@@ -134,7 +135,9 @@ class HostTier:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows; spilled rows are
         fetched for all layers of the group. Call it for the leader only. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
-        return resolve_kernel.resolve(self.tables, group, selection, request, 1, stats=self.stats)
+        return resolve_kernel.resolve(
+            self.tables, group, selection, request, 1, stats=self.selected.rows[group.index]
+        )
 
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV
@@ -158,31 +161,36 @@ class HostTier:
     # -- what an operator sees -------------------------------------------------------------------------------
 
     def pages_by_state(self) -> dict[str, int]:
+        """Pages of both tiers by state; free and hot are device pages. O(1)."""
         residency = self.residency
-        owned = sum(d >= 0 for d in residency.device[1:])
+        free, clean = len(residency.free_device), len(residency.clean_pages)
         return {
-            "resident": owned - len(residency.clean_pages),
-            "clean": len(residency.clean_pages),
-            "spilled": residency.host_pages - len(residency.free_host) - len(residency.clean_pages),
+            "resident": residency.device_pages - free - residency.hot_pages - clean,
+            "clean": clean,
+            "spilled": residency.host_pages - len(residency.free_host) - clean,
             "hot": residency.hot_pages,
-            "free": len(residency.free_device),
+            "free": free,
         }
 
-    def counters(self) -> dict[str, int]:
-        """Totals since start. Reads the device counters, which synchronises: not for the step path."""
-        resident, hot, missed, overflow = self.stats.tolist()
-        row_bytes = self.mover.page_bytes // PAGE // len(self.layout.groups)
+    def counters(self, wait: bool = True) -> dict[str, int]:
+        """Totals since start. With `wait` up to now, which synchronises with the device: not for the step path.
+        Without, what had arrived (see `tier/counters.py`)."""
+        by_group = self.selected.exact() if wait else self.selected.recent()
+        missed_bytes = sum(
+            counts[OUTCOMES.index("missed")] * sum(plane.row_bytes for plane in group.planes)
+            for counts, group in zip(by_group, self.layout.groups, strict=True)
+        )
+        totals = (sum(column) for column in zip(*by_group, strict=True))
         residency = self.residency
         return {
             "pages_cleaned": residency.cleaned,
             "pages_spilled": residency.spilled,
             "pages_restored": residency.restored,
-            "selected_resident": resident,
-            "selected_hot": hot,
-            "selected_missed": missed,
-            "selected_overflow": overflow,
+            **{f"selected_{name}": total for name, total in zip(OUTCOMES, totals, strict=True)},
             "bytes_to_host": self.mover.bytes_to_host,
-            "bytes_to_device": self.mover.bytes_to_device + missed * row_bytes,
+            "bytes_to_device": self.mover.bytes_to_device + missed_bytes,
+            "bytes_missed": missed_bytes,
+            "copy_stall_us": int(self.mover.stall.seconds() * 1e6),
             "audited_pages": self.audit.checked if self.audit else 0,
             "max_running_requests": self.most_running,
             "deferred_admissions": sum(self.deferred.values()),

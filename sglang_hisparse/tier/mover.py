@@ -19,6 +19,7 @@ import torch
 from sglang_hisparse.kernels.pages import copy_pages
 from sglang_hisparse.policy.journal import CopyBatch, Journal
 from sglang_hisparse.tier.audit import Audit
+from sglang_hisparse.tier.counters import StallClock
 from sglang_hisparse.tier.layout import PAGE, HotTables, RowLayout
 
 
@@ -30,6 +31,7 @@ class Mover:
         self.device = layout.device
         self.page_bytes = sum(plane.row_bytes for group in layout.groups for plane in group.planes) * PAGE
         self.bytes_to_host = self.bytes_to_device = 0
+        self.stall = StallClock()
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._copying = False
 
@@ -48,7 +50,8 @@ class Mover:
         batches = [batch for batch in journal.batches if batch.to_host or batch.to_device]
         if self._side is None:
             for batch in batches:
-                self._copy_batch(batch)
+                with self.stall.running():
+                    self._copy_batch(batch)
             return
         forward = torch.cuda.current_stream(self.device)
         if batches:
@@ -58,7 +61,7 @@ class Mover:
                     self._copy_batch(batch)
             self._copying = True
         if journal.fence and self._copying:
-            forward.wait_stream(self._side)
+            self.stall.wait(forward, self._side)
             self._copying = False
 
     def _copy_batch(self, batch: CopyBatch) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from sglang_hisparse import benchmark_aids
+
 GATE = "SGLANG_HISPARSE"
 """Environment variable that turns the seams on; set by us where the option is seen, inherited by children. Set it to
 1 yourself to use the tier through `sglang.Engine(hisparse_config=...)`."""
@@ -41,8 +43,10 @@ def off() -> bool:
 
 
 def register() -> None:
-    """Apply the seams of this process, where the tier is asked for. Idempotent. A mismatch ends the process."""
-    if off() or not (os.environ.get(GATE) == "1" or wanted(sys.argv[1:])):
+    """Apply the seams of this process, where the tier or a benchmark aid is asked for. Idempotent. A mismatch ends the
+    process."""
+    bench = benchmark_aids.asked(os.environ)
+    if off() or not (os.environ.get(GATE) == "1" or bench or wanted(sys.argv[1:])):
         return
     os.environ[GATE] = "1"
     from sglang_hisparse.seams.apply import apply
@@ -53,4 +57,5 @@ def register() -> None:
         import torch
 
         scopes |= {"scheduler"} if torch.cuda.is_available() else {"scheduler", "cpu"}
+        scopes |= {"bench"} if bench else set()
     apply([seam for seam in SEAMS if seam.scope in scopes])

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_hisparse.config import PAGE, HiSparseConfig, selects_us
 from sglang_hisparse.limits import check_host_pool, host_limits
+from sglang_hisparse.seams.benchmark_args import check_aids, check_model
 from sglang_hisparse.seams.runtime import runtime
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,11 @@ def refuse(what: str, why: str, instead: str) -> ValueError:
 def resolve_arguments(original: Callable[..., None], server_args: Any) -> None:
     """Around SGLang's argument resolution: read our options before it, check the result after it."""
     done = getattr(server_args, "_resolution_finished", False)
+    aids = runtime.aids = check_aids(server_args)
     if not selects_us(server_args.hisparse_config):
         original(server_args)
+        if not done:
+            check_model(server_args, aids, quest=False)
         return
     config = HiSparseConfig.from_json(server_args.hisparse_config)
     if not done:
@@ -81,6 +85,7 @@ def resolve_arguments(original: Callable[..., None], server_args: Any) -> None:
     original(server_args)
     if not done:
         _check_resolved(server_args, config)
+        check_model(server_args, aids, quest=config.selector == "quest")
     runtime.config = config
 
 

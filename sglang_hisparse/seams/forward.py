@@ -10,6 +10,7 @@ from sglang.srt.runtime_context import get_schedule
 
 from sglang_hisparse.config import OPEN_PAGES, PAGE
 from sglang_hisparse.seams.apply import verify
+from sglang_hisparse.seams.benchmark import build_replay
 from sglang_hisparse.seams.lifecycle import RequestLifecycle
 from sglang_hisparse.seams.read_check import ENABLED as READ_CHECK
 from sglang_hisparse.seams.read_check import ReadCheck
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 def build_tier(result: None, runner: Any) -> None:
     """After the pools of a model runner are wired, before graphs are captured."""
+    build_replay(runner)
     if runtime.capacity is None or runner.is_draft_worker:
         return result
     assert runtime.config is not None and runtime.selector is not None
@@ -33,6 +35,7 @@ def build_tier(result: None, runner: Any) -> None:
         buffers=pool.tier_buffers(),
         request_rows=requests.req_to_token.shape[0],
         device=torch.device(requests.req_to_token.device),
+        copy_rows=not runtime.aids.no_copy,
     )
     chunk = get_schedule().chunked_prefill_size
     lifecycle = RequestLifecycle(tier, requests, chunk if chunk and chunk > 0 else None)

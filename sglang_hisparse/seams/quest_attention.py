@@ -70,7 +70,10 @@ class QuestAttnBackend(TorchNativeAttnBackend):
             zip(requests.tolist(), forward_batch.seq_lens.tolist(), strict=True)
         ):
             slots = self.req_to_token_pool.req_to_token[row, :length].long()
-            chosen = slots[bounds.select(layer.layer_id, query[i], slots, quest)]
+            positions = bounds.select(layer.layer_id, query[i], slots, quest)
+            if runtime.replay is not None:
+                positions = runtime.replay.quest_positions(layer.layer_id, row, length, positions)
+            chosen = slots[positions]
             selection[i, : chosen.numel()] = chosen
             counts.append(chosen.numel())
         rows = tier.resolve(layer.layer_id, selection, requests).long()

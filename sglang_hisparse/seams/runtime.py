@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from sglang_hisparse.benchmark_aids import BenchmarkAids
 
 if TYPE_CHECKING:
     from sglang_hisparse.capacity import Capacity
@@ -11,13 +13,14 @@ if TYPE_CHECKING:
     from sglang_hisparse.seams.read_check import ReadCheck
     from sglang_hisparse.selectors import Selector
     from sglang_hisparse.selectors.quest import QuestBounds, QuestParameters
+    from sglang_hisparse.selectors.replay import SelectionReplay
     from sglang_hisparse.tier.host_tier import HostTier
 
 
 @dataclass
 class Runtime:
-    """`config` is set once arguments are resolved, `capacity` and `selector` when pools are sized, `tier` when they
-    exist. Every hook is inert while the part that it needs is None."""
+    """`config` and `aids` are set once arguments are resolved, `capacity` and `selector` when pools are sized,
+    `tier` and `replay` when they exist. Every hook is inert while the part that it needs is None."""
 
     config: HiSparseConfig | None = None
     selector: Selector | None = None
@@ -25,6 +28,8 @@ class Runtime:
     tier: HostTier | None = None
     quest: QuestParameters | None = None
     bounds: QuestBounds | None = None
+    aids: BenchmarkAids = field(default_factory=BenchmarkAids)
+    replay: SelectionReplay | None = None
     read_check: ReadCheck | None = None
 
 

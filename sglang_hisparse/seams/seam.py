@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 HOOK_PREFIX = "sglang_hisparse.seams."
-SCOPES = ("args", "scheduler", "cpu")
+SCOPES = ("args", "scheduler", "cpu", "bench")
 
 
 class Kind(IntEnum):
@@ -46,7 +46,8 @@ class Seam:
     its presence is checked.
 
     `scope` says in which processes the seam is applied: `args` in every process that loads plugins,
-    `scheduler` only where a scheduler runs (its targets are costly to import elsewhere).
+    `scheduler` only where a scheduler runs (its targets are costly to import elsewhere), `cpu` where that has
+    no CUDA device, `bench` where it replays selections for a benchmark.
 
     Raises `ValueError` for a row that contradicts itself.
     """

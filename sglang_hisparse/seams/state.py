@@ -21,8 +21,16 @@ TEST_KNOBS = "SGLANG_HISPARSE_TEST"
 
 def internal_state(result: Any, controller: Any, request: Any) -> Any:
     """`internal_states[i].hisparse` of /server_info, one a data-parallel rank: version, pin, seams with fingerprints,
-    options in force, capacity; counters, page states, requests that hold KV."""
+    options in force, capacity; counters, page states, requests that hold KV. Beside it `hisparse_benchmark_aids`,
+    where one is on."""
     tier = runtime.tier
+    if runtime.aids.names():
+        replay = runtime.replay
+        result.internal_state["hisparse_benchmark_aids"] = {
+            "outputs": "meaningless",
+            **runtime.aids.as_dict(),
+            **(replay.as_dict() if replay is not None else {}),
+        }
     if tier is not None and runtime.config is not None:
         from sglang_hisparse.seams.apply import installed
 

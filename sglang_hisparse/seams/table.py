@@ -2,7 +2,8 @@
 
 Kinds, cheapest first: RELY (nothing changed) < REGISTER < BEFORE < AFTER < AROUND < REPLACE. `params` and `body` are
 what the pinned release has; a start on anything else is refused with the names of the rows that drifted. Scopes:
-args (every process), scheduler (where a scheduler runs), cpu (a scheduler without a CUDA device).
+args (every process), scheduler (where a scheduler runs), cpu (a scheduler without a CUDA device), bench (one that
+replays selections for a benchmark).
 """
 
 from __future__ import annotations
@@ -159,6 +160,12 @@ SEAMS: tuple[Seam, ...] = (
          why="Prefill reads the flattened prefix table row by row from the KV buffer.",
          retire_when="The pool translates read locations, as it does for other pools.",
          params=("self", "forward_batch"), body="373009447cc180be"),
+    Seam(id="bench-selection", kind=AFTER, scope="bench",
+         target="sglang.srt.layers.attention.dsa.dsa_indexer:Indexer._get_topk_paged",
+         hook="sglang_hisparse.seams.benchmark:replay_topk",
+         why="Benchmark aid: the first place with a decode selection and its batch; everything else reads it later.",
+         retire_when="SGLang can replay selections itself.",
+         params=("self", "forward_batch", "layer_id", "q_fp8", "weights", "metadata"), body="e21c5ac2761b8177"),
     Seam(id="mha-store", kind=RELY, scope="scheduler",
          target="sglang.srt.mem_cache.memory_pool:MHATokenToKVPool._store_kv_layer",
          hook="",

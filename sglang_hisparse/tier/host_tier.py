@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -41,8 +42,11 @@ class HostTier:
         buffers: Buffers,
         request_rows: int,
         device: torch.device,
+        copy_rows: bool = True,
     ) -> None:
+        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle."""
         self.config, self.capacity, self.selector, self.device = config, capacity, selector, device
+        self.copy_rows = copy_rows
         has_host = capacity.host_pages > 0
         self.tables = HotTables.create(
             pages=capacity.logical_pages,
@@ -135,8 +139,9 @@ class HostTier:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows; spilled rows are
         fetched for all layers of the group. Call it for the leader only. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
+        more: dict[str, Any] = {} if self.copy_rows else {"copy_rows": False}
         return resolve_kernel.resolve(
-            self.tables, group, selection, request, 1, stats=self.selected.rows[group.index]
+            self.tables, group, selection, request, 1, stats=self.selected.rows[group.index], **more
         )
 
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
@@ -176,7 +181,7 @@ class HostTier:
         """Totals since start. With `wait` up to now, which synchronises with the device: not for the step path.
         Without, what had arrived (see `tier/counters.py`)."""
         by_group = self.selected.exact() if wait else self.selected.recent()
-        missed_bytes = sum(
+        missed_bytes = self.copy_rows * sum(
             counts[OUTCOMES.index("missed")] * sum(plane.row_bytes for plane in group.planes)
             for counts, group in zip(by_group, self.layout.groups, strict=True)
         )

@@ -46,6 +46,8 @@ def run(arguments: list[str], **env: str) -> str:
         (["--hisparse-config", '{"top_k": 2048}'], {}),
         ([ASK], {"SGLANG_HISPARSE_DISABLE": "1"}),
         ([], {"SGLANG_HISPARSE": "1", "SGLANG_HISPARSE_DISABLE": "1"}),
+        ([], {"SGLANG_HISPARSE_BENCH_REPLAY": "{}", "SGLANG_HISPARSE_DISABLE": "1"}),
+        ([], {"SGLANG_HISPARSE_BENCH_REPLAY": "", "SGLANG_HISPARSE_BENCH_NO_COPY": "0"}),
     ],
 )
 def test_stock_is_untouched(arguments: list[str], env: dict[str, str]) -> None:
@@ -57,6 +59,7 @@ def test_a_process_without_a_scheduler_gets_the_argument_seams_only() -> None:
 
     expected = sorted(seam.id for seam in SEAMS if seam.scope == "args")
     assert run([ASK]) == f"applied {expected}"
+    assert run([], SGLANG_HISPARSE_BENCH_REPLAY="{}") == f"applied {expected}", "for stock systems too"
 
 
 def test_a_config_file_counts(tmp_path) -> None:

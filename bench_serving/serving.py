@@ -119,6 +119,7 @@ class Server:
             log_path = Path(name)
         self.log_path = log_path
         self.start_s = 0.0
+        self._began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -132,19 +133,30 @@ class Server:
 
     def start(self) -> None:
         """Start and wait until it serves. ServerError where it ends or takes longer than `limit_s`."""
-        began = time.monotonic()
+        self.launch()
+        while not self.ready():
+            time.sleep(0.5)
+
+    def launch(self) -> None:
+        """Start the process and return at once; `ready()` says when it serves."""
+        self._began = time.monotonic()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 self.command, env=self.env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        while not self._healthy():
-            if self._process.poll() is not None:
-                raise self._failed(f"ended with status {self._process.returncode} before it served")
-            if time.monotonic() - began > self.limit_s:
-                self.close()
-                raise self._failed(f"did not serve within {self.limit_s:g} s")
-            time.sleep(0.5)
-        self.start_s = time.monotonic() - began
+
+    def ready(self) -> bool:
+        """Whether it serves by now. ServerError where it has ended or takes longer than `limit_s`."""
+        if self._healthy():
+            self.start_s = time.monotonic() - self._began
+            return True
+        if self._process is None or self._process.poll() is not None:
+            status = "" if self._process is None else f" with status {self._process.returncode}"
+            raise self._failed(f"ended{status} before it served")
+        if time.monotonic() - self._began > self.limit_s:
+            self.close()
+            raise self._failed(f"did not serve within {self.limit_s:g} s")
+        return False
 
     def close(self) -> None:
         """End the server and its children at once: on SIGTERM SGLang would sleep for some seconds first.

@@ -12,31 +12,39 @@
 namespace hisparse {
 
 struct CopyPages {
-  static void run(tvm::ffi::TensorView planes, tvm::ffi::TensorView pairs, bool to_host, int64_t blocks) {
+  static void run(tvm::ffi::TensorView planes, tvm::ffi::TensorView groups, tvm::ffi::TensorView pairs,
+                  bool to_host, int64_t blocks) {
     using namespace sglang::host;
-    auto plane_count = SymbolicSize{"planes"}, pair_count = SymbolicSize{"pairs"};
+    auto plane_count = SymbolicSize{"planes"}, group_count = SymbolicSize{"groups"};
+    auto pair_count = SymbolicSize{"pairs"};
     auto device = SymbolicDevice{};
     auto page = SymbolicDType{};
     TensorMatcher({plane_count, 4}).with_dtype<int64_t>().with_device<kDLCUDA>(device).verify(planes);
+    TensorMatcher({group_count, 4}).with_dtype<int64_t>().with_device<kDLCUDA>(device).verify(groups);
     TensorMatcher({pair_count, 2})
         .with_dtype<int32_t, int64_t>(page)
         .with_device<kDLCUDA>(device)
         .verify(pairs);
     CHECK_HOST(blocks > 0) << "a copy needs at least one thread block, got " << blocks;
-    const int64_t work = plane_count.unwrap() * pair_count.unwrap();
-    CHECK_HOST(work <= INT32_MAX) << pair_count.unwrap() << " pages of " << plane_count.unwrap()
-                                  << " planes are more than one launch can copy";
+    const int64_t work = group_count.unwrap() * pair_count.unwrap();
+    CHECK_HOST(work <= INT32_MAX) << pair_count.unwrap() << " pages of " << group_count.unwrap()
+                                  << " groups are more than one launch can copy";
     if (work == 0) return;
+    const size_t smem = sizeof(PlaneTable) * size_t(group_count.unwrap());
+    const size_t most = 48 * 1024;
+    CHECK_HOST(smem <= most) << group_count.unwrap() << " index groups are more than the " << most / sizeof(PlaneTable)
+                             << " that one launch can copy";
     const CopyParams params{
-        .planes = static_cast<const CopyPlane*>(planes.data_ptr()),
+        .planes = static_cast<const GroupPlane*>(planes.data_ptr()),
+        .groups = static_cast<const GroupRange*>(groups.data_ptr()),
         .pairs = pairs.data_ptr(),
-        .plane_count = static_cast<uint32_t>(plane_count.unwrap()),
+        .group_count = static_cast<uint32_t>(group_count.unwrap()),
         .work = static_cast<uint32_t>(work),
-        .to_host = to_host,
+        .wide_pages = page.is_type<int64_t>(),
     };
-    const auto kernel = page.is_type<int32_t>() ? copy_pages_kernel<int32_t> : copy_pages_kernel<int64_t>;
-    LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), kCopyThreads, device.unwrap())(kernel,
-                                                                                               params);
+    const auto kernel = to_host ? copy_pages_kernel<true> : copy_pages_kernel<false>;
+    LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), kCopyThreads, device.unwrap(), smem)(kernel,
+                                                                                                     params);
   }
 };
 

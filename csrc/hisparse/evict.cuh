@@ -1,160 +1,96 @@
-// Exact least-recently-used victims of one hot table, by one thread block.
-//
-// Candidates are the entries e < usable with stamp != now. The result is the first `wanted` of them in
-// ascending (stamp, e), found without sorting the table:
-//   a. radix select: the key of the wanted-th candidate, most significant differing digit first
-//   b. compact: all candidates below that key and, lowest e first, as many of those equal to it as are still
-//   wanted c. sort the chosen ones by key; b left them in order of e and the sort is stable
+// Least-recently-used victims of one hot table, by one thread block: the oldest entries that this step does not use,
+// ties by entry, in order of entries. Ages are steps since the last use, at most kMaxAge, and 0 for an entry that this
+// step uses: 10 bits, so two passes over 32 bins find the age of the last victim, without a sort.
 #pragma once
 
 #include <cstdint>
-#include <cub/block/block_radix_sort.cuh>
 
 #include "block.cuh"
 
 namespace hisparse {
 
+constexpr int kMaxAge = 1023;
+constexpr int kTileEntries = 4;  // entries a thread looks at, side by side
+constexpr int kTile = kThreads * kTileEntries;
+
 struct Evict {
-  static constexpr int kDigit = 8;  // bits a histogram resolves
-  static constexpr int kBins = 1 << kDigit;
-  static constexpr int kWide = 8;  // items a thread sorts when one a thread is not enough
-  static_assert(kBins % 32 == 0);
-
-  using NarrowSort = cub::BlockRadixSort<uint32_t, kThreads, 1, uint16_t>;
-  using WideSort = cub::BlockRadixSort<uint32_t, kThreads, kWide, uint16_t>;
-
-  struct alignas(16) Storage {
-    union {
-      typename NarrowSort::TempStorage narrow;
-      typename WideSort::TempStorage wide;
-      int32_t bins[kBins];
-    };
-    ScanStorage scan;
-    int32_t digit, rank;  // of the wanted-th candidate, found by warp 0
+  struct Storage {
+    int32_t bins[2][32];
+    uint32_t warp[2][kWarps];
   };
 
-  // Stamps are signed; the key orders them as unsigned.
-  __device__ static uint32_t key_of(int32_t stamp) { return uint32_t(stamp) ^ 0x80000000u; }
-  __device__ static uint32_t above(uint32_t key, int bits) { return bits == 32 ? 0 : key >> bits; }
-  __device__ static int width(uint32_t value) { return 32 - __clz(value); }
+  // Entries older than `age` are victims, and the first `equal` of those of that age.
+  struct Threshold {
+    int age, equal;
+  };
 
-  // Fills victim[0 .. result) with min(wanted, candidates) entries, in order. Called by all threads, which
-  // must see the stamps already; victim may be read by all threads on return. victim has room for `wanted` <=
-  // kWide * kThreads entries.
-  __device__ static int run(const int32_t* stamp, int usable, int32_t now, int wanted, uint16_t* victim,
-                            Storage& storage) {
-    Range range{~0u, 0};
-    int candidates = 0;
-    for (int e = threadIdx.x; e < usable; e += kThreads) {
-      if (stamp[e] == now) continue;
-      const uint32_t key = key_of(stamp[e]);
-      range = {min(range.low, key), max(range.high, key)};
-      candidates++;
-    }
-    wanted = min(wanted, block_sum(candidates, storage.scan));
-    if (wanted == 0) return 0;
-    range = block_range(range, storage.scan);
+  __device__ static void clear(Storage& storage) {  // visible after the next barrier
+    if (threadIdx.x < 64) storage.bins[threadIdx.x / 32][threadIdx.x % 32] = 0;
+  }
 
-    const auto [last, equal_wanted] = select(stamp, usable, now, wanted, range, storage);
-    compact(stamp, usable, now, last, equal_wanted, victim, storage.scan);
-    const int bits = width(last - range.low);
-    if (bits > 0 && wanted <= kThreads) {
-      sort<1, NarrowSort>(stamp, range.low, bits, wanted, victim, storage.narrow);
-    } else if (bits > 0) {
-      sort<kWide, WideSort>(stamp, range.low, bits, wanted, victim, storage.wide);
+  // `wanted` >= 1 and at most the number of entries with age > 0. age [usable] is visible already. Two barriers.
+  __device__ static Threshold select(const uint16_t* age, int usable, int wanted, Storage& storage) {
+    count(age, usable, storage.bins[0], [](int a) { return a > 0; }, [](int a) { return a >> 5; });
+    const Threshold high = pick(storage.bins[0], wanted);
+    const auto inside = [=](int a) { return a > 0 && a >> 5 == high.age; };
+    count(age, usable, storage.bins[1], inside, [](int a) { return a & 31; });
+    const Threshold low = pick(storage.bins[1], high.equal);
+    return {high.age << 5 | low.age, low.equal};
+  }
+
+  // Calls take(j, e, k) for the j-th victim, entry e, k-th of the thread's entries in its tile. A barrier a tile.
+  template <typename Take>
+  __device__ static void visit(const uint16_t* age, int usable, Threshold last, Storage& storage, Take take) {
+    int older = 0, equal = 0;  // in earlier tiles
+    for (int base = 0, odd = 0; base < usable; base += kTile, odd ^= 1) {
+      const int first = base + int(threadIdx.x) * kTileEntries;
+      Pair mine{0, 0};
+#pragma unroll
+      for (int k = 0; k < kTileEntries; k++) {
+        const int a = first + k < usable ? age[first + k] : 0;
+        mine.a += a > last.age;
+        mine.b += a == last.age;
+      }
+      const Prefix prefix = block_prefix(mine, storage.warp[odd]);
+      int older_before = older + prefix.before.a, equal_before = equal + prefix.before.b;
+#pragma unroll
+      for (int k = 0; k < kTileEntries; k++) {
+        const int a = first + k < usable ? age[first + k] : 0;
+        const bool is_older = a > last.age, is_equal = a == last.age;
+        if (is_older || (is_equal && equal_before < last.equal)) {
+          take(older_before + min(equal_before, last.equal), first + k, base == 0 ? k : kTileEntries);
+        }
+        older_before += is_older;
+        equal_before += is_equal;
+      }
+      older += prefix.total.a;
+      equal += prefix.total.b;
     }
-    return wanted;
   }
 
  private:
-  struct Last {
-    uint32_t key;  // of the last victim
-    int equal;     // victims that have this key
-  };
-
-  __device__ static Last select(const int32_t* stamp, int usable, int32_t now, int rank, Range range,
-                                Storage& storage) {
-    int bits = width(range.low ^ range.high);  // key bits still unknown
-    uint32_t known = above(range.low, bits);   // the bits above them
-    while (bits > 0) {
-      const int digit_bits = min(bits, kDigit);
-      for (int bin = threadIdx.x; bin < kBins; bin += kThreads) storage.bins[bin] = 0;
-      __syncthreads();
-      for (int e = threadIdx.x; e < usable; e += kThreads) {
-        const uint32_t key = key_of(stamp[e]);
-        if (stamp[e] == now || above(key, bits) != known) continue;
-        atomicAdd(&storage.bins[above(key, bits - digit_bits) & ((1u << digit_bits) - 1)], 1);
-      }
-      __syncthreads();
-      if (threadIdx.x < 32) pick_bin(rank, storage);
-      __syncthreads();
-      rank = storage.rank;
-      known = known << digit_bits | uint32_t(storage.digit);
-      bits -= digit_bits;
-      __syncthreads();
-    }
-    return {known, rank};
-  }
-
-  // The bin that holds the rank-th item, counted from 1, and the item's rank inside it. One warp.
-  __device__ static void pick_bin(int rank, Storage& storage) {
-    constexpr int kPerLane = kBins / 32;
-    const int lane = threadIdx.x;
+  template <typename Counted, typename Bin>
+  __device__ static void count(const uint16_t* age, int usable, int32_t* bins, Counted counted, Bin bin) {
     int sum = 0;
-    for (int b = 0; b < kPerLane; b++) sum += storage.bins[lane * kPerLane + b];
-    int before = sum;  // becomes the items in bins of lower lanes
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, before, step);
-      if (lane >= step) before += other;
-    }
-    before -= sum;
-    for (int b = 0; b < kPerLane; b++) {
-      const int items = storage.bins[lane * kPerLane + b];
-      if (before < rank && rank <= before + items) {
-        storage.digit = lane * kPerLane + b;
-        storage.rank = rank - before;
-      }
-      before += items;
-    }
-  }
-
-  __device__ static void compact(const int32_t* stamp, int usable, int32_t now, uint32_t last,
-                                 int equal_wanted, uint16_t* victim, ScanStorage& scan) {
-    int below = 0, equal = 0;  // seen so far
     for (int base = 0; base < usable; base += kThreads) {
-      const int e = base + threadIdx.x;
-      const bool candidate = e < usable && stamp[e] != now;
-      const uint32_t key = candidate ? key_of(stamp[e]) : 0;
-      const Rank rank = block_rank(candidate && key < last, candidate && key == last, scan);
-      const int below_before = below + rank.before_a, equal_before = equal + rank.before_b;
-      if (candidate && (key < last || (key == last && equal_before < equal_wanted))) {
-        victim[below_before + min(equal_before, equal_wanted)] = e;
-      }
-      below += rank.total_a;
-      equal += rank.total_b;
+      const int e = base + int(threadIdx.x), a = e < usable ? age[e] : 0;
+      sum += warp_histogram(bin(a), counted(a));
     }
+    if (sum > 0) atomicAdd(&bins[threadIdx.x % 32], sum);
     __syncthreads();
   }
 
-  template <int kItems, typename Sort>
-  __device__ static void sort(const int32_t* stamp, uint32_t low, int bits, int victims, uint16_t* victim,
-                              typename Sort::TempStorage& storage) {
-    uint32_t key[kItems];
-    uint16_t entry[kItems];
-#pragma unroll
-    for (int k = 0; k < kItems; k++) {
-      const int j = threadIdx.x * kItems + k;
-      // Padding stands behind the victims and has the largest key: the stable sort keeps it there.
-      entry[k] = j < victims ? victim[j] : 0;
-      key[k] = j < victims ? key_of(stamp[entry[k]]) - low : ~0u;
+  // The oldest bin at which `wanted` items are reached, and how many of it are wanted. Every warp does it for itself.
+  __device__ static Threshold pick(const int32_t* bins, int wanted) {
+    const int lane = threadIdx.x % 32, items = bins[lane];
+    int reached = items;  // becomes the items in this bin and older ones
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_down_sync(~0u, reached, step);
+      if (lane + step < 32) reached += other;
     }
-    Sort(storage).Sort(key, entry, 0, bits);
-#pragma unroll
-    for (int k = 0; k < kItems; k++) {
-      const int j = threadIdx.x * kItems + k;
-      if (j < victims) victim[j] = entry[k];
-    }
-    __syncthreads();
+    const uint32_t enough = __ballot_sync(~0u, reached >= wanted);
+    const int bin = 31 - __clz(enough);
+    return {bin, wanted - (__shfl_sync(~0u, reached, bin) - __shfl_sync(~0u, items, bin))};
   }
 };
 

@@ -31,7 +31,7 @@ constexpr int kMlaFp8Row = 512 * 1 + 4 * 4 + 64 * 2;
 static_assert(kMlaBf16Row == 1152 && kMlaBf16Row % kChunk == 0);
 static_assert(kMlaFp8Row == 656 && kMlaFp8Row % kChunk == 0);
 
-// One row of Group.plane_table (resolve: the planes of one group).
+// One row of Group.plane_table, and of RowLayout.plane_table.
 struct GroupPlane {
   int64_t device;  // address of device row 0
   int64_t row_bytes;
@@ -40,19 +40,13 @@ struct GroupPlane {
 };
 static_assert(sizeof(GroupPlane) == 4 * sizeof(int64_t));
 
-// One row of RowLayout.copy_table (page copy: the planes of all groups).
-struct CopyPlane {
-  int64_t device;  // address of device row 0
-  int64_t row_bytes;
-  int64_t host;  // address of the plane's bytes in host row 0
+// One row of RowLayout.group_table (page copy: all groups, whose planes stand one after the other in plane_table).
+struct GroupRange {
+  int64_t host;  // address of host row 0
   int64_t host_row_bytes;
+  int64_t first_plane, plane_count;
 };
-static_assert(sizeof(CopyPlane) == 4 * sizeof(int64_t));
-
-// page_map value -> host page, for values below kNothing.
-__device__ __forceinline__ int host_page(int mapped) {
-  return kNothing - 1 - mapped;
-}
+static_assert(sizeof(GroupRange) == 4 * sizeof(int64_t));
 
 // Read once, keep out of L1: host rows arrive over PCIe and are not read twice.
 __device__ __forceinline__ int4 load_chunk(const void* address) {

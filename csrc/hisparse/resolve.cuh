@@ -1,5 +1,4 @@
-// Resolve: one request's selected slots -> device rows, one thread block a request, in the steps and with the
-// exact results of sglang_hisparse/kernels/reference.py:
+// Resolve: one request's selected slots -> device rows, with the exact results of sglang_hisparse/kernels/reference.py:
 //
 //   step        state                                     entry becomes
 //   1 map       slot outside the map, or page nowhere     -1
@@ -9,100 +8,100 @@
 //               hot_index[request] < 0                    -1                       (overflow)
 //   3 clock     clock += 1 = now
 //   4 hit       an entry e < hot_len caches the slot      hot_rows[e], stamp = now (hot)
-//   5 victims   entries e < hot_len with stamp != now, by (stamp, e): the j-th miss takes the j-th victim
+//   5 victims   the oldest entries e < hot_len that no slot of this step hits, as many as there are misses; ties by e.
+//               age = now - stamp, at most 1,023. The j-th miss takes the j-th of them in order of e
 //   6 fetch     the miss has a victim e                   hot_rows[e], slot and stamp set, row read (missed)
 //               it has none                               -1                       (overflow)
 //
-// A spilled slot is known below by the index of its first appearance among the request's entries.
+// A cluster of 1 to 8 blocks serves one request. All of them resolve, with the same result and without talking to each
+// other; they share the rows to read, and only block 0 writes tables and results. Resolving twice costs nothing, since
+// its time is latency; handing a result to another SM would cost some.
+//
+//   barriers                 block 0                        the other blocks
+//   prefix (1)               selection, page map, hot tables: all read them
+//   insert, hits (2)         hash of the step's slots in shared memory; every hot entry looks itself up in it
+//   cluster                  ------- nobody reads hot_slot, hot_stamp or clock of this request any more -------
+//   prefix (1), lists (1)    misses in order; the first reads from the host are under way from here on
+//   select (2), visit (1)    victims; tables, results        victims
+//   (1)                      rows arrive                    rows arrive
 #pragma once
 
-#include <climits>
 #include <cstdint>
 
 #include "evict.cuh"
+#include "gather.cuh"
 #include "layout.cuh"
+#include "slot_set.cuh"
 
 namespace hisparse {
 
-constexpr int kMaxEntries = 8192;   // q * W of one request; first appearances are stored as uint16
-constexpr int kMaxHotRows = 32768;  // hot rows of one request; entries are stored as uint16
-constexpr int kUnset = INT_MAX;
+constexpr int kMaxEntries = 8192;   // q * W of one request: at most 8 a thread
+constexpr int kMaxHotRows = 32768;  // hot rows of one request
+constexpr int kRepeated = INT_MIN;
+constexpr int kHeatStride = 16;     // every 16th entry of a selection warms its page
 
 struct ResolveParams {
-  const int32_t* page_map;  // [pages]
-  uint32_t pages;
-  int32_t hot_stride;        // most hot rows of a request
+  const int32_t* page_map;   // [pages]
   const int32_t* hot_index;  // [requests]
   const int32_t* hot_rows;   // [tables, hot_stride]
   const int32_t* hot_len;    // [tables]
   int32_t* hot_slot;         // [tables, hot_stride] of this group
   int32_t* hot_stamp;        // [tables, hot_stride] of this group
   int32_t* clock;            // [tables] of this group
-  const GroupPlane* planes;  // [plane_count]
-  const uint8_t* host;       // host row 0 of the group
-  int64_t host_row_bytes;
-  const int32_t* selection;   // [gridDim.x, entries]
-  const void* request;        // [gridDim.x]
-  int32_t* out;               // like selection; may be the same memory
+  const int32_t* selection;   // [batch, entries]
+  const void* request;        // [batch]
+  int32_t* out;               // [batch, entries], other memory than selection
   unsigned long long* stats;  // [4] resident, hot, missed, overflow; or null
-  int32_t plane_count;
+  int32_t* heat;              // [pages] or null
+  int2* miss_rows;            // [batch, miss_stride] host row, device row of what was fetched; or null
+  int32_t* miss_count;        // [batch]
+  int32_t miss_stride;
+  uint32_t pages;
+  int32_t hot_stride;  // most hot rows of a request
   int32_t entries;    // q * W
   int32_t cell_bits;  // the hash has 2^cell_bits cells, at least 2 * entries
+  bool wide_request;  // request ids are int64
+  bool reads_rows;    // false: everything but the bytes, to see what they cost
+  int64_t host_row_bytes;
+  PlaneTable planes;  // the planes whose rows are read here
 };
 
 // Shared memory of one block. The host sizes it with bytes(), the kernel cuts it with the constructor.
 struct Workspace {
   Evict::Storage* evict;
-  int32_t* cell;     // [cells]   hash of the spilled slots: index of first appearance, or kUnset
-  int32_t* slot;     // [entries] the entry's slot where it is spilled, else kNothing
-  int32_t* entry;    // [entries] by first appearance: hot entry that holds the slot, or kUnset
-  uint16_t* miss;    // [entries] first appearances of the misses, ascending
-  uint16_t* victim;  // [entries] hot entries they take
+  int32_t* cell;        // [cells]   steps 2 to 4; then:
+  int32_t* miss_row;    // [entries] host rows of the misses
+  int32_t* victim_row;  // [entries] device rows that they take
+  int32_t* slot;        // [entries] the entry's slot where it is spilled, else kNothing
+  int32_t* row;         // [entries] by first appearance: device row, or kNothing
+  uint16_t* miss;       // [entries] first appearances of the misses, ascending
+  uint16_t* age;        // [hot_stride]
 
-  __host__ __device__ static size_t bytes(int entries, int cell_bits) {
+  __host__ __device__ static size_t bytes(int entries, int cell_bits, int hot_stride) {
     return sizeof(Evict::Storage) + sizeof(int32_t) * ((size_t(1) << cell_bits) + 2 * size_t(entries)) +
-           2 * sizeof(uint16_t) * size_t(entries);
+           sizeof(uint16_t) * (size_t(entries) + size_t(hot_stride) + 1);
   }
 
   __device__ Workspace(uint8_t* memory, int entries, int cell_bits) {
     evict = reinterpret_cast<Evict::Storage*>(memory);
     cell = reinterpret_cast<int32_t*>(memory + sizeof(Evict::Storage));
+    miss_row = cell;
+    victim_row = cell + entries;
     slot = cell + (1 << cell_bits);
-    entry = slot + entries;
-    miss = reinterpret_cast<uint16_t*>(entry + entries);
-    victim = miss + entries;
+    row = slot + entries;
+    miss = reinterpret_cast<uint16_t*>(row + entries);
+    age = miss + entries;
   }
 };
+static_assert(sizeof(Evict::Storage) % 16 == 0);
 
-// The set of spilled slots: open addressing, at most half full, so every probe ends.
-struct SlotSet {
-  int32_t* cell;
-  const int32_t* slot;
-  int bits;
-
-  __device__ uint32_t start(int32_t key) const { return (uint32_t(key) * 2654435761u) >> (32 - bits); }
-  __device__ uint32_t next(uint32_t at) const { return (at + 1) & ((1u << bits) - 1); }
-
-  // Adds slot[i]. All indices that ever stand in one cell have the same slot; the smallest stays.
-  __device__ void insert(int i) const {
-    for (uint32_t at = start(slot[i]);; at = next(at)) {
-      const int held = atomicCAS(&cell[at], kUnset, i);
-      if (held == kUnset) return;
-      if (slot[held] == slot[i]) {
-        atomicMin(&cell[at], i);
-        return;
-      }
-    }
-  }
-
-  // Index of first appearance of `key`, or kNothing.
-  __device__ int find(int32_t key) const {
-    for (uint32_t at = start(key);; at = next(at)) {
-      const int held = cell[at];
-      if (held == kUnset) return kNothing;
-      if (slot[held] == key) return held;
-    }
-  }
+// Every blocks-th miss, from the block's rank on.
+struct MissRows {
+  const int32_t* host;
+  const int32_t* device;
+  int rank, blocks;
+  __device__ int host_row(int n) const { return host[n * blocks + rank]; }
+  __device__ int device_row(int n) const { return device[n * blocks + rank]; }
 };
 
 __device__ __forceinline__ int lookup(const ResolveParams& p, int32_t slot) {
@@ -116,111 +115,204 @@ __device__ __forceinline__ void count(const ResolveParams& p, int which, int amo
   }
 }
 
-// Step 6: one warp copies one plane of one missed slot.
-__device__ void gather(const ResolveParams& p, const Workspace& w, const int32_t* hot_rows, int victims) {
-  const int lane = threadIdx.x % 32;
-  for (int work = threadIdx.x / 32; work < victims * p.plane_count; work += kThreads / 32) {
-    const int miss = work / p.plane_count;
-    const GroupPlane plane = p.planes[work % p.plane_count];
-    const int32_t slot = w.slot[w.miss[miss]];
-    const int64_t host_row = int64_t(host_page(lookup(p, slot))) * kPage + slot % kPage;
-    const int64_t device_row = hot_rows[w.victim[miss]];
-    const uint8_t* source = p.host + host_row * p.host_row_bytes + plane.host_offset;
-    uint8_t* target = reinterpret_cast<uint8_t*>(plane.device) + device_row * plane.row_bytes;
-    for (int64_t at = lane * kChunk; at < plane.row_bytes; at += 32 * kChunk) {
-      store_chunk(target + at, load_chunk(source + at));
+// What a thread knows of kTileEntries hot entries side by side.
+struct HotTile {
+  int32_t slot[kTileEntries], stamp[kTileEntries], row[kTileEntries];
+
+  __device__ void load(const int32_t* slots, const int32_t* stamps, const int32_t* rows, int first, int usable) {
+#pragma unroll
+    for (int k = 0; k < kTileEntries; k++) {
+      const bool live = first + k < usable;
+      slot[k] = live ? slots[first + k] : kNothing;
+      stamp[k] = live ? stamps[first + k] : 0;
+      row[k] = live ? rows[first + k] : kNothing;
     }
   }
-}
+};
 
-template <typename Request>
+// kEntries: entries of a thread, side by side, so that the order of threads is the order of entries.
+template <int kEntries>
 __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_constant__ ResolveParams p) {
   extern __shared__ __align__(16) uint8_t memory[];
   const Workspace w(memory, p.entries, p.cell_bits);
-  const int tid = threadIdx.x;
-  const int32_t* selection = p.selection + int64_t(blockIdx.x) * p.entries;
-  int32_t* out = p.out + int64_t(blockIdx.x) * p.entries;
-  const Request request = static_cast<const Request*>(p.request)[blockIdx.x];
+  const int tid = threadIdx.x, rank = cluster_rank(), blocks = cluster_blocks(), batch = blockIdx.x / blocks;
+  const bool writes = rank == 0;
+  const int32_t* selection = p.selection + int64_t(batch) * p.entries;
+  int32_t* out = p.out + int64_t(batch) * p.entries;
+  const int first_entry = tid * kEntries;
+
+  for (int c = tid; c < 1 << p.cell_bits; c += kThreads) w.cell[c] = kUnset;
+  Evict::clear(*w.evict);
+  wait_for_earlier_kernels();
+
+  const int64_t request = p.wide_request ? static_cast<const int64_t*>(p.request)[batch]
+                                         : static_cast<const int32_t*>(p.request)[batch];
+  if (writes && tid == 0 && p.miss_count != nullptr) p.miss_count[batch] = 0;
   if (request < 0) {
-    for (int i = tid; i < p.entries; i += kThreads) out[i] = kNothing;
+    for (int i = tid; writes && i < p.entries; i += kThreads) out[i] = kNothing;
     return;
   }
 
-  // 1 map
-  int resident = 0;
-  bool spilled = false;
-  for (int i = tid; i < p.entries; i += kThreads) {
-    const int32_t slot = selection[i];
-    const int mapped = lookup(p, slot);
-    w.slot[i] = mapped < kNothing ? slot : kNothing;
-    out[i] = mapped >= 0 ? mapped * kPage + slot % kPage : kNothing;
-    resident += mapped >= 0;
-    spilled |= mapped < kNothing;
+  // 1 map. What a thread knows of an entry, in one word:
+  //   >= 0                device row
+  //   kNothing            selects nothing
+  //   below               host row kNothing - 1 - row, spilled
+  //   kRepeated + i       spilled, and entry i < kMaxEntries has the same slot (from step 2 on)
+  int32_t slot[kEntries], row[kEntries];
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    slot[k] = first_entry + k < p.entries ? selection[first_entry + k] : kNothing;
   }
-  count(p, 0, block_sum(resident, w.evict->scan));
-  if (!__syncthreads_or(spilled)) return;
-
-  // 2 union
-  const SlotSet set{w.cell, w.slot, p.cell_bits};
-  for (int c = tid; c < 1 << p.cell_bits; c += kThreads) w.cell[c] = kUnset;
-  for (int i = tid; i < p.entries; i += kThreads) w.entry[i] = kUnset;
-  __syncthreads();
-  for (int i = tid; i < p.entries; i += kThreads) {
-    if (w.slot[i] >= 0) set.insert(i);
-  }
-  __syncthreads();
-
-  // 3 clock
   const int t = p.hot_index[request];
+  Pair mapped{0, 0};  // resident, spilled
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    const int page = lookup(p, slot[k]);
+    const int offset = slot[k] % kPage;
+    row[k] = page >= 0 ? page * kPage + offset : page == kNothing ? kNothing : (page + 2) * kPage - 2 - offset;
+    mapped.a += row[k] >= 0;
+    mapped.b += row[k] < kNothing;
+    if (p.heat != nullptr && writes && (first_entry + k) % kHeatStride == 0 && row[k] != kNothing) {
+      atomicAdd(&p.heat[uint32_t(slot[k]) / kPage], 1);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    if (first_entry + k < p.entries) {
+      w.slot[first_entry + k] = row[k] < kNothing ? slot[k] : kNothing;
+      w.row[first_entry + k] = kNothing;
+    }
+  }
+  const Pair all = block_prefix(mapped, w.evict->warp[0]).total;
+  if (writes) count(p, 0, all.a);
+  if (all.b == 0) {
+#pragma unroll
+    for (int k = 0; k < kEntries; k++) {
+      if (writes && first_entry + k < p.entries) out[first_entry + k] = row[k];
+    }
+    return;
+  }
+
+  // 2 union. The hot tables are on their way meanwhile.
   const int usable = t < 0 ? 0 : p.hot_len[t];
   const int64_t table = int64_t(max(t, 0)) * p.hot_stride;
-  const int32_t* hot_rows = p.hot_rows + table;
   int32_t* hot_slot = p.hot_slot + table;
   int32_t* hot_stamp = p.hot_stamp + table;
+  const int32_t* hot_rows = p.hot_rows + table;
   const int now = t < 0 ? 0 : p.clock[t] + 1;
-
-  // 4 hit
-  for (int e = tid; e < usable; e += kThreads) {
-    const int32_t cached = hot_slot[e];
-    const int first = cached < 0 ? kNothing : set.find(cached);
-    if (first >= 0) atomicMin(&w.entry[first], e);
+  HotTile tile;
+  tile.load(hot_slot, hot_stamp, hot_rows, tid * kTileEntries, usable);
+  const SlotSet set{w.cell, w.slot, p.cell_bits};
+  uint32_t cell[kEntries];
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    if (row[k] < kNothing) cell[k] = set.insert(first_entry + k);
   }
   __syncthreads();
-  if (t >= 0 && tid == 0) p.clock[t] = now;
-  int hits = 0, misses = 0;
-  for (int base = 0; base < p.entries; base += kThreads) {
-    const int i = base + tid;
-    const bool first = i < p.entries && w.slot[i] >= 0 && set.find(w.slot[i]) == i;
-    const bool hit = first && w.entry[i] != kUnset;
-    const bool miss = first && !hit;
-    if (hit) hot_stamp[w.entry[i]] = now;
-    hits += hit;
-    const Rank rank = block_rank(miss, false, w.evict->scan);
-    if (miss) w.miss[misses + rank.before_a] = i;
-    misses += rank.total_a;
-  }
-  count(p, 1, block_sum(hits, w.evict->scan));
 
-  // 5 victims, 6 fetch. The barriers inside block_sum order the stamps above before they are read here.
-  if (misses > 0) {
-    const int victims = Evict::run(hot_stamp, usable, now, misses, w.victim, *w.evict);
-    for (int j = tid; j < victims; j += kThreads) {
-      const int first = w.miss[j], e = w.victim[j];
-      hot_slot[e] = w.slot[first];
-      hot_stamp[e] = now;
-      w.entry[first] = e;
+  // 3 clock, 4 hit: an entry that caches one of the slots tells it its row.
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    const int first = row[k] < kNothing ? w.cell[cell[k]] : first_entry + k;
+    if (first != first_entry + k) row[k] = kRepeated + first;
+  }
+  const auto is_first = [](int32_t row) { return row < kNothing && row >= kRepeated + kMaxEntries; };
+  const auto look_up = [&](const HotTile& hot, int e) {
+#pragma unroll
+    for (int k = 0; k < kTileEntries; k++) {
+      if (e + k >= usable) continue;
+      const int hit = hot.slot[k] < 0 ? kNothing : set.find(hot.slot[k]);
+      if (hit >= 0) w.row[hit] = hot.row[k];
+      const int32_t steps = int32_t(uint32_t(now) - uint32_t(hot.stamp[k]));
+      w.age[e + k] = hit >= 0 ? 0 : uint16_t(min(max(steps, 1), kMaxAge));
     }
+  };
+  look_up(tile, tid * kTileEntries);
+  for (int e = kTile + tid * kTileEntries; e < usable; e += kTile) {
+    HotTile later;
+    later.load(hot_slot, hot_stamp, hot_rows, e, usable);
+    look_up(later, e);
+  }
+  __syncthreads();
+  cluster_arrive();
+
+  // 5 misses, in order. Their lists lie where the hash was.
+  Pair found{0, 0};  // misses, hits
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    if (!is_first(row[k])) continue;
+    const bool hit = w.row[first_entry + k] >= 0;
+    found.a += !hit;
+    found.b += hit;
+  }
+  const Prefix order = block_prefix(found, w.evict->warp[1]);
+  const int misses = order.total.a, hits = order.total.b;
+  int j = order.before.a;
+#pragma unroll
+  for (int k = 0; k < kEntries; k++) {
+    if (is_first(row[k]) && w.row[first_entry + k] < 0) {
+      w.miss[j] = uint16_t(first_entry + k);
+      w.miss_row[j] = kNothing - 1 - row[k];
+      j++;
+    }
+  }
+  __syncthreads();
+
+  // The first reads start before their victims are known: that time is hidden behind the link's latency.
+  const int victims = min(misses, usable - hits);
+  const MissRows mine{w.miss_row, w.victim_row, rank, blocks};
+  const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
+  const int total = p.reads_rows ? rows * p.planes.chunks : 0;
+  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, total, kThreads};
+  constexpr bool kEarly = kEntries <= 4;  // with 8 entries a thread has no registers left to hold them
+  int4 chunk[kDepth];
+  if constexpr (kEarly) gather.load(tid, chunk);
+
+  cluster_wait();
+  for (int e = tid; writes && e < usable; e += kThreads) {
+    if (w.age[e] == 0) hot_stamp[e] = now;
+  }
+  if (victims > 0) {
+    const Evict::Threshold last = Evict::select(w.age, usable, victims, *w.evict);
+    Evict::visit(w.age, usable, last, *w.evict, [&](int j, int e, int k) {
+      int device_row = kNothing;
+      if (k == kTileEntries) {
+        device_row = hot_rows[e];
+      } else {
+#pragma unroll
+        for (int n = 0; n < kTileEntries; n++) {
+          if (n == k) device_row = tile.row[n];
+        }
+      }
+      w.victim_row[j] = device_row;
+      w.row[w.miss[j]] = device_row;
+      if (writes) {
+        hot_slot[e] = w.slot[w.miss[j]];
+        hot_stamp[e] = now;
+        if (p.miss_rows != nullptr) p.miss_rows[int64_t(batch) * p.miss_stride + j] = {w.miss_row[j], device_row};
+      }
+    });
     __syncthreads();
-    gather(p, w, hot_rows, victims);
+  }
+  if (writes) {
+#pragma unroll
+    for (int k = 0; k < kEntries; k++) {
+      if (first_entry + k >= p.entries) continue;
+      const int first = is_first(row[k]) ? first_entry + k : row[k] - kRepeated;
+      out[first_entry + k] = row[k] < kNothing ? w.row[first] : row[k];
+    }
+    if (tid == 0) {
+      if (t >= 0) p.clock[t] = now;
+      if (p.miss_count != nullptr) p.miss_count[batch] = victims;
+    }
+    count(p, 1, hits);
     count(p, 2, victims);
     count(p, 3, misses - victims);
   }
 
-  for (int i = tid; i < p.entries; i += kThreads) {
-    if (w.slot[i] < 0) continue;
-    const int e = w.entry[set.find(w.slot[i])];
-    if (e != kUnset) out[i] = hot_rows[e];
-  }
+  // 6 fetch
+  if constexpr (kEarly) gather.store(tid, chunk);
+  gather.run(kEarly ? tid + kThreads * kDepth : tid);
 }
 
 }  // namespace hisparse

@@ -20,16 +20,28 @@ def csrc() -> Path:
     )
 
 
-@functools.cache
-def kernel(name: str, entry: str) -> Any:
-    """The function that `csrc/<name>.cuh` exports as `entry`, its C++ name.
+ENTRIES = {
+    "resolve": {"resolve": "hisparse::Resolve::run", "followers": "hisparse::FetchFollowers::run"},
+    "copy_pages": {"copy_pages": "hisparse::CopyPages::run"},
+}
+"""source file of csrc/ -> {function: its C++ name}"""
+
+
+def kernel(source: str, function: str) -> Any:
+    """`function` of `csrc/<source>.cuh`.
 
     Compiled (about half a minute) where SGLang's JIT cache does not hold it: the first call must not fall
     into a CUDA-graph capture.
     """
+    return _module(source)[function]
+
+
+@functools.cache
+def _module(source: str) -> Any:
     from sglang.kernels.jit.utils import load_jit
 
-    module = load_jit(
-        f"hisparse_{name}", cuda_files=[str(csrc() / f"{name}.cuh")], cuda_wrappers=[(name, entry)]
+    return load_jit(
+        f"hisparse_{source}",
+        cuda_files=[str(csrc() / f"{source}.cuh")],
+        cuda_wrappers=list(ENTRIES[source].items()),
     )
-    return module[name]

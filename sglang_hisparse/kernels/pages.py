@@ -9,9 +9,8 @@ import torch
 from sglang_hisparse.kernels import build, reference
 from sglang_hisparse.tier.layout import RowLayout
 
-BLOCKS = 32
-"""Thread blocks a copy may occupy. Sixteen saturate PCIe 5 x16 (docs: design, measured limits); the rest of
-the GPU stays with the forward that runs beside the copy."""
+BLOCKS = 8
+"""Thread blocks, one an SM, that a copy may occupy; the rest of the GPU stays with the forward beside it."""
 
 
 def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool, blocks: int = BLOCKS) -> None:
@@ -24,9 +23,9 @@ def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool, blocks: in
     if layout.device.type != "cuda":
         reference.copy_pages(layout, pairs, to_host)
         return
-    prepare()(layout.copy_table, pairs, to_host, blocks)
+    prepare()(layout.plane_table, layout.group_table, pairs, to_host, blocks)
 
 
 def prepare() -> Any:
     """Build the CUDA kernel, or load it from SGLang's JIT cache, and return it."""
-    return build.kernel("copy_pages", "hisparse::CopyPages::run")
+    return build.kernel("copy_pages", "copy_pages")

@@ -10,19 +10,31 @@ Resolve, for one request whose q rows of a step are one union (csrc/hisparse/res
                 hot_index[request] < 0                    -1                       (overflow)
     3 clock     clock += 1 = now
     4 hit       an entry e < hot_len caches the slot      hot_rows[e], stamp = now (hot)
-    5 victims   entries e < hot_len with stamp != now, by (stamp, e): the j-th miss takes the j-th victim
+    5 victims   the oldest entries e < hot_len that no slot of this step hits, as many as there are misses; ties by e.
+                age = now - stamp, at most 1,023. The j-th miss takes the j-th of them in order of e
     6 fetch     the miss has a victim e                   hot_rows[e], slot and stamp set, row read (missed)
                 it has none                               -1                       (overflow)
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from sglang_hisparse.tier.layout import NOTHING, PAGE, Group, HotTables, RowLayout
 
+if TYPE_CHECKING:
+    from sglang_hisparse.kernels.resolve import MissList
+
 RESIDENT, HOT, MISSED, OVERFLOW = range(4)
 """Positions in `stats`."""
+
+MAX_AGE = 1023
+"""Entries unused for this many steps or more count as equally old."""
+
+HEAT_STRIDE = 16
+"""Every 16th entry of a request's selection warms its page."""
 
 
 def expand_blocks(
@@ -58,6 +70,9 @@ def resolve(
     stats: torch.Tensor | None = None,
     *,
     strict: bool = False,
+    copy_rows: bool = True,
+    misses: MissList | None = None,
+    heat: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Turn the slots one index group selected into device rows, fetching the rows that are missing.
 
@@ -69,19 +84,39 @@ def resolve(
     stats             int64 [4], added to: resident counts entries; hot, missed (fetched) and overflow count
                       the unique spilled slots of a request and sum to their number
     strict            raise RuntimeError, before anything is written, where an entry would overflow
+    copy_rows         False: everything but the bytes (the oracle of benchmarks; rows then hold garbage)
+    misses            filled with what was fetched, request by request; only the leader's planes are fetched then, and
+                      `fetch_followers` has to bring the others before the layers behind the leader read
+    heat              int32 [P + 1], added to: 1 for the page of every 16th entry of a request that selects something
 
     Returns `out`. Writes hot_slot, hot_stamp and clock of the group, and the device rows of entries taken.
     """
     union = (len(request), rows_per_request * selection.shape[1])
     slots = selection.reshape(union).long()
     rows, spilled = _map_pages(tables, slots, request)
+    if heat is not None:
+        warm = ((rows >= 0) | spilled)[:, ::HEAT_STRIDE]
+        pages = slots[:, ::HEAT_STRIDE][warm] // PAGE
+        heat.index_add_(0, pages, torch.ones_like(pages, dtype=torch.int32))
     counts = [int((rows >= 0).sum()), 0, 0, 0]
+    if misses is not None:
+        misses.count[: len(request)] = 0
     if spilled.any():
-        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict)
+        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict, copy_rows, misses)
     result = rows.view(selection.shape).to(torch.int32)
     if stats is not None:
         stats += torch.tensor(counts, device=stats.device)
     return result if out is None else out.copy_(result)
+
+
+def fetch_followers(group: Group, misses: MissList, batch: int) -> None:
+    """Read the rows that `resolve` listed for requests 0 .. batch - 1, for the layers behind the leader.
+
+    Writes device rows of those layers' planes. The leader's planes are not touched.
+    """
+    for request in range(batch):
+        rows = misses.rows[request, : int(misses.count[request])].long()
+        _read_host(group, rows[:, 0], rows[:, 1], group.leader_planes)
 
 
 def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
@@ -123,6 +158,8 @@ def _resolve_spilled(
     rows: torch.Tensor,
     counts: list[int],
     strict: bool,
+    copy_rows: bool,
+    misses: MissList | None,
 ) -> None:
     """Steps 2 to 6 for all requests at once: fills `rows` [Q, n] where `spilled`, writes the group's tables.
 
@@ -142,7 +179,11 @@ def _resolve_spilled(
     if leased.any():
         users, owner = torch.unique(batch[leased], return_inverse=True)
         t = tables.hot_index[request[users].long()].long()  # [a]
-        row_of[leased] = _place(tables, group, t, owner, slot[leased], counts, strict)
+        row_of[leased], fetched = _place(tables, group, t, owner, slot[leased], counts, strict)
+        if misses is not None:
+            _list_misses(misses, users[owner[fetched[0]]], *fetched[1:])
+        if copy_rows:
+            _read_host(group, *fetched[1:], 0, group.leader_planes if misses is not None else None)
     rows[which, at] = row_of[inverse]
 
 
@@ -154,8 +195,11 @@ def _place(
     slot: torch.Tensor,
     counts: list[int],
     strict: bool,
-) -> torch.Tensor:
-    """Steps 3 to 6 for unique slots [u] of tables t[owner], ascending in owner: device row of each, or -1."""
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Steps 3 to 6 but the bytes, for unique slots [u] of tables t[owner], ascending in owner.
+
+    Returns the device row of each, or -1, and for the slots to fetch: index into u, host row, device row.
+    """
     g, span = group.index, len(tables.page_map) * PAGE
     usable = tables.hot_len[t]  # [a]
     width = int(usable.max())
@@ -166,9 +210,11 @@ def _place(
     base = torch.arange(len(t), device=t.device).unsqueeze(1) * span
     entry = _find(torch.where(live & (hot_slot >= 0), base + hot_slot, NOTHING), owner * span + slot)
     hit = entry >= 0
-    stamp[owner[hit], entry[hit]] = now[owner[hit]].long()
-    candidate = live & (stamp != now.unsqueeze(1))
-    oldest_first = torch.sort(torch.where(candidate, stamp, 2**31), dim=1, stable=True).indices
+    age = _wrap_int32(now.unsqueeze(1).long() - stamp).clamp(1, MAX_AGE)
+    used = torch.zeros_like(live)
+    used[owner[hit], entry[hit]] = True
+    candidate = live & ~used
+    oldest_first = torch.sort(torch.where(candidate, -age, 1), dim=1, stable=True).indices
 
     missed = torch.nonzero(~hit).flatten()
     misses = torch.bincount(owner[missed], minlength=len(t))
@@ -182,7 +228,11 @@ def _place(
             f"step ({int(misses[short])} missing) but {int(usable[short])} hot rows "
             f"({int(victims[short])} free to take)"
         )
-    entry[fetched] = oldest_first[owner[fetched], nth[nth < victims[owner[missed]]]]
+    # The victims of a table, as many as it fetches, in order of entries.
+    taken = torch.minimum(misses, victims)
+    rank = torch.arange(width, device=t.device).expand(len(t), width)
+    in_order = torch.sort(torch.where(rank < taken.unsqueeze(1), oldest_first, width), dim=1).values
+    entry[fetched] = in_order[owner[fetched], nth[nth < victims[owner[missed]]]]
 
     found = hit.clone()
     found[fetched] = True
@@ -193,12 +243,23 @@ def _place(
     rows[found] = tables.hot_rows[t[owner[found]], entry[found]].long()
     host_page = NOTHING - 1 - tables.page_map[slot[fetched] // PAGE].long()
     host_rows = host_page * PAGE + slot[fetched] % PAGE
-    _read_host(group, host_rows, rows[fetched])
 
     counts[HOT] += len(slot) - len(missed)
     counts[MISSED] += len(fetched)
     counts[OVERFLOW] += len(missed) - len(fetched)
-    return rows
+    return rows, (fetched, host_rows, rows[fetched])
+
+
+def _list_misses(misses: MissList, batch: torch.Tensor, host: torch.Tensor, device: torch.Tensor) -> None:
+    """Put rows [n] of requests `batch` [n], ascending, into the list."""
+    count = torch.bincount(batch, minlength=len(misses.count))
+    position = torch.arange(len(batch), device=batch.device) - (count.cumsum(0) - count)[batch]
+    misses.rows[batch, position] = torch.stack((host, device), dim=1).to(torch.int32)
+    misses.count.add_(count)
+
+
+def _wrap_int32(values: torch.Tensor) -> torch.Tensor:
+    return (values + 2**31) % 2**32 - 2**31
 
 
 def _first_appearance(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,8 +288,14 @@ def _page_rows(pages: torch.Tensor) -> torch.Tensor:
     return (pages.unsqueeze(1) * PAGE + torch.arange(PAGE, device=pages.device)).flatten()
 
 
-def _read_host(group: Group, host_rows: torch.Tensor, device_rows: torch.Tensor) -> None:
-    """Copy host rows [n] to device rows [n] of every plane of the group."""
+def _read_host(
+    group: Group,
+    host_rows: torch.Tensor,
+    device_rows: torch.Tensor,
+    first: int = 0,
+    behind: int | None = None,
+) -> None:
+    """Copy host rows [n] to device rows [n] of planes first .. behind - 1 of the group."""
     rows = group.host.index_select(0, host_rows.to(group.host.device)).to(group.device)
-    for plane in group.planes:
+    for plane in group.planes[first:behind]:
         plane.rows.index_copy_(0, device_rows, rows.narrow(1, plane.host_offset, plane.row_bytes))

@@ -1,7 +1,8 @@
-"""`resolve` on the device of the pool: CPU -> reference, CUDA -> `csrc/resolve.cuh`."""
+"""`resolve` and the fetch of followers on the device of the pool: CPU -> reference, CUDA -> `csrc/resolve.cuh`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,40 @@ MAX_ENTRIES = 8192
 MAX_HOT_ROWS = 32768
 """Most hot rows of one request that the CUDA kernel takes."""
 
+SM_BUDGET = 64
+"""Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
+
+FOLLOWER_BLOCKS = 8
+"""Thread blocks that fetch followers' rows beside the model's own compute."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MissList:
+    """What a leader's resolve fetched, for the layers behind it. On the KV device, written by resolve.
+
+    rows   int32 [batch, entries, 2]: host row and device row of every fetched slot
+    count  int32 [batch]: how many there are
+    """
+
+    rows: torch.Tensor
+    count: torch.Tensor
+
+    @classmethod
+    def create(cls, batch: int, entries: int, device: torch.device | str) -> MissList:
+        """For `batch` requests of `entries` entries each."""
+        return cls(
+            torch.zeros(batch, entries, 2, dtype=torch.int32, device=device),
+            torch.zeros(batch, dtype=torch.int32, device=device),
+        )
+
+
+def blocks_for(batch: int) -> int:
+    """Thread blocks that serve one request when `batch` requests are resolved: 1, 2, 4 or 8 within the budget."""
+    blocks = 8
+    while blocks > 1 and blocks * batch > SM_BUDGET:
+        blocks //= 2
+    return blocks
+
 
 def resolve(
     tables: HotTables,
@@ -25,39 +60,62 @@ def resolve(
     rows_per_request: int,
     out: torch.Tensor | None = None,
     stats: torch.Tensor | None = None,
+    *,
+    copy_rows: bool = True,
+    misses: MissList | None = None,
+    heat: torch.Tensor | None = None,
+    blocks: int | None = None,
 ) -> torch.Tensor:
     """See `reference.resolve` for the arguments, the result and what is written.
 
-    On CUDA: one launch on the current stream, one block a request, no host synchronisation; CUDA-graph safe
-    once the kernel is built (`prepare`) and while the tensors stay where they are. The kernel reads host rows
-    over PCIe, so the caller orders it after whatever wrote them. RuntimeError where q * W > 8192, or less on
-    GPUs with less shared memory than Hopper, and where a request may have more than 32768 hot rows.
+    blocks  thread blocks a request (CUDA; default `blocks_for`)
+
+    On CUDA: one launch on the current stream, no host synchronisation; CUDA-graph safe once the kernel is built
+    (`prepare`) and while the tensors stay where they are. The kernel reads host rows over the link, so the caller
+    orders it after whatever wrote them. RuntimeError where q * W > 8192, where tables and selection need more shared
+    memory than the GPU has, or where `out` is `selection` (several blocks read it).
     """
     if selection.device.type != "cuda":
-        return reference.resolve(tables, group, selection, request, rows_per_request, out, stats)
+        return reference.resolve(
+            tables, group, selection, request, rows_per_request, out, stats,
+            copy_rows=copy_rows, misses=misses, heat=heat,
+        )  # fmt: skip
     if out is None:
         out = torch.empty_like(selection)
     prepare()(
-        tables.page_map,
-        tables.hot_index,
-        tables.hot_rows,
-        tables.hot_len,
-        tables.hot_slot,
-        tables.hot_stamp,
-        tables.clock,
-        group.index,
-        group.plane_table,
-        group.host.data_ptr(),
-        group.host_row_bytes,
-        selection,
-        request,
-        rows_per_request,
-        out,
-        stats if stats is not None else selection.new_empty(0, dtype=torch.int64),
-    )
+        tables.page_map, tables.hot_index, tables.hot_rows, tables.hot_len, tables.hot_slot, tables.hot_stamp,
+        tables.clock, group.index, group.plane_table, group.leader_planes if misses else len(group.planes),
+        group.host.data_ptr(), group.host_row_bytes, selection, request, rows_per_request, out,
+        selection.new_empty(0, dtype=torch.int64) if stats is None else stats,
+        selection.new_empty(0) if heat is None else heat,
+        selection.new_empty(0, 0, 2) if misses is None else misses.rows,
+        selection.new_empty(0) if misses is None else misses.count,
+        copy_rows,
+        blocks_for(len(request)) if blocks is None else blocks,
+    )  # fmt: skip
     return out
 
 
+def fetch_followers(
+    group: Group, misses: MissList, batch: int, *, copy_rows: bool = True, blocks: int = FOLLOWER_BLOCKS
+) -> None:
+    """See `reference.fetch_followers`. On CUDA: one launch on the current stream; CUDA-graph safe once built."""
+    if not copy_rows:
+        return
+    if misses.count.device.type != "cuda":
+        reference.fetch_followers(group, misses, batch)
+        return
+    prepare_followers()(
+        group.plane_table, group.leader_planes, group.host.data_ptr(), group.host_row_bytes,
+        misses.rows, misses.count, batch, blocks,
+    )  # fmt: skip
+
+
 def prepare() -> Any:
-    """Build the CUDA kernel, or load it from SGLang's JIT cache, and return it."""
-    return build.kernel("resolve", "hisparse::Resolve::run")
+    """Build the CUDA kernels, or load them from SGLang's JIT cache, and return resolve."""
+    return build.kernel("resolve", "resolve")
+
+
+def prepare_followers() -> Any:
+    """The same, and return the fetch of followers."""
+    return build.kernel("resolve", "followers")

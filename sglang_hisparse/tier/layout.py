@@ -21,6 +21,9 @@ from sglang_hisparse.config import PAGE as PAGE
 ALIGNMENT = 16
 """Bytes of one kernel access: every row size, host offset and base address is a multiple of it."""
 
+MAX_ROWS = 2**31 - 2 - 8192
+"""Most host rows, and device rows: the resolve kernel keeps both, and an entry of a selection, in one int32."""
+
 NOTHING = -1
 """Value of `page_map` for a page that is nowhere, and of every table entry that is not set."""
 
@@ -96,7 +99,7 @@ class Group:
     index        position in RowLayout.groups and first index of the hot tables
     layers       leader first
     host         uint8 [host_pages * 64, host_row_bytes], owned by the host pool; pinned for planes on CUDA
-    plane_table  int64 [planes, 4] on the KV device: device address, row_bytes, host_offset, layer
+    plane_table  int64 [planes, 4] on the CPU: device address, row_bytes, host_offset, layer
     """
 
     index: int
@@ -119,6 +122,13 @@ class Group:
                 f"{where}: host must be contiguous uint8 [rows, bytes] with bytes a multiple of {ALIGNMENT}, "
                 f"got {host.dtype} {tuple(host.shape)}"
             )
+        if len(host) > MAX_ROWS or any(len(plane.rows) > MAX_ROWS for plane in self.planes):
+            raise ValueError(
+                f"{where}: {len(host)} host rows and {max(len(p.rows) for p in self.planes)} device rows; row ids "
+                f"are int32 and end at {MAX_ROWS}"
+            )
+        if any(plane.layer != self.layers[0] for plane in self.planes[: self.leader_planes]):
+            raise ValueError(f"{where}: the planes of leader {self.layers[0]} must come first")
         if host.data_ptr() % ALIGNMENT:
             raise ValueError(f"{where}: host address {host.data_ptr():#x} must be a multiple of {ALIGNMENT}")
         for plane in self.planes:
@@ -138,7 +148,12 @@ class Group:
                 f"{where}: the kernels read host rows by address, so the host tensor must be pinned"
             )
         table = [[p.rows.data_ptr(), p.row_bytes, p.host_offset, p.layer] for p in self.planes]
-        object.__setattr__(self, "plane_table", torch.tensor(table, dtype=torch.int64, device=self.device))
+        object.__setattr__(self, "plane_table", torch.tensor(table, dtype=torch.int64))
+
+    @property
+    def leader_planes(self) -> int:
+        """How many planes the leader has; they come first."""
+        return sum(plane.layer == self.layers[0] for plane in self.planes)
 
     @property
     def device(self) -> torch.device:
@@ -154,13 +169,14 @@ class RowLayout:
     """All index groups of a model.
 
     layer_to_group  layer id -> index in `groups`
-    copy_table      int64 [all planes, 4] on the KV device: device address, row_bytes, host address of the
-                    plane in host row 0, host_row_bytes (for the page copy: all groups in one launch)
+    plane_table     int64 [all planes, 4] on the KV device: the groups' plane tables, one after the other
+    group_table     int64 [groups, 4] on the KV device: address of host row 0, host_row_bytes, first plane, planes
     """
 
     groups: tuple[Group, ...]
     layer_to_group: Mapping[int, int]
-    copy_table: torch.Tensor = field(init=False, repr=False)
+    plane_table: torch.Tensor = field(init=False, repr=False)
+    group_table: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         indices = [group.index for group in self.groups]
@@ -173,17 +189,14 @@ class RowLayout:
             raise ValueError(
                 f"layer_to_group {dict(self.layer_to_group)} does not match the groups' layers {expected}"
             )
-        table = [
-            [
-                plane.rows.data_ptr(),
-                plane.row_bytes,
-                group.host.data_ptr() + plane.host_offset,
-                group.host_row_bytes,
-            ]
-            for group in self.groups
-            for plane in group.planes
-        ]
-        object.__setattr__(self, "copy_table", torch.tensor(table, dtype=torch.int64, device=self.device))
+        table, planes = [], 0
+        for group in self.groups:
+            table.append([group.host.data_ptr(), group.host_row_bytes, planes, len(group.planes)])
+            planes += len(group.planes)
+        on_device = torch.tensor(table, dtype=torch.int64, device=self.device)
+        object.__setattr__(self, "group_table", on_device)
+        together = torch.cat([group.plane_table for group in self.groups]).to(self.device)
+        object.__setattr__(self, "plane_table", together)
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> RowLayout:

@@ -58,10 +58,28 @@ def group(index: int, *layers: int) -> Group:
 def test_layout_maps_layers_to_groups():
     layout = RowLayout.of([group(0, 2, 3), group(1, 5)])
     assert dict(layout.layer_to_group) == {2: 0, 3: 0, 5: 1}
-    assert layout.copy_table.shape == (3, 4) and layout.groups[0].plane_table.shape == (2, 4)
-    assert layout.copy_table[1].tolist() == [
-        layout.groups[0].planes[1].rows.data_ptr(), 64, layout.groups[0].host.data_ptr() + 64, 128,
-    ]  # fmt: skip
+    assert layout.plane_table.shape == (3, 4) and layout.groups[0].plane_table.shape == (2, 4)
+    assert layout.plane_table[1].tolist() == [layout.groups[0].planes[1].rows.data_ptr(), 64, 64, 3]
+    assert layout.group_table.tolist() == [
+        [layout.groups[0].host.data_ptr(), 128, 0, 2],
+        [layout.groups[1].host.data_ptr(), 64, 2, 1],
+    ]
+
+
+def test_the_leaders_planes_come_first():
+    assert group(0, 2, 3).leader_planes == 1
+    planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in (3, 2))
+    with pytest.raises(ValueError, match="leader 2 must come first"):
+        Group(0, (2, 3), planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
+
+
+def test_row_ids_that_do_not_fit_are_refused():
+    planes, width = plan_planes([(0, "latent", torch.zeros(64, 16))])
+    many = torch.zeros(1, width, dtype=torch.uint8).expand(2**31, width)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        Group(0, (0,), planes, many)
+    with pytest.raises(ValueError, match=r"2147483648 host rows .* end at 21474"):
+        Group(0, (0,), planes, torch.empty(2**31, width, dtype=torch.uint8, device="meta"))
 
 
 @pytest.mark.parametrize(

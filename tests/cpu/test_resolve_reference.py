@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ class World:
     tables: HotTables
     model: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
     clock: dict[tuple[int, int], int] = field(default_factory=dict)
+    fetched: list[tuple[int, int]] = field(default_factory=list)  # of the last request: slot, device row
 
     @classmethod
     def make(
@@ -131,19 +133,29 @@ class World:
         self.clock[g, t] += 1
         now = self.clock[g, t]
         where = {entry[0]: e for e, entry in reversed(list(enumerate(entries)))}
+
+        def age(entry: list[int]) -> int:
+            return min(max(now - entry[1], 1), 1023)
+
         for slot in spilled:
             if slot in where:
                 entries[where[slot]][1] = now
-        for slot in spilled:
-            e = where.get(slot)
+        used = {where[slot] for slot in spilled if slot in where}
+        misses = [slot for slot in spilled if slot not in where]
+        oldest = sorted(
+            (e for e in range(len(entries)) if e not in used), key=lambda e: (-age(entries[e]), e)
+        )
+        victims = sorted(oldest[: len(misses)])
+        for slot, e in itertools.zip_longest(misses, victims):
             if e is None:
-                free = [(entry[1], i) for i, entry in enumerate(entries) if entry[1] != now]
-                if not free:
-                    placed[slot] = -1
-                    continue
-                e = min(free)[1]
+                placed[slot] = -1
+            else:
                 entries[e][:] = [slot, now]
-            placed[slot] = int(self.tables.hot_rows[t, e])
+        self.fetched = [
+            (slot, int(self.tables.hot_rows[t, e])) for slot, e in zip(misses, victims, strict=False)
+        ]
+        for e in (*used, *victims):
+            placed[entries[e][0]] = int(self.tables.hot_rows[t, e])
 
     def check(self, selection: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """Tables equal the model's, and every resolved entry has the bytes of its slot in all planes."""
@@ -252,7 +264,65 @@ def test_the_least_recently_used_entries_go_first_lowest_entry_first():
     group, request = world.layout.groups[0], torch.tensor([1])
     for step in ([64, 65, 66, 67], [66], [64, 65], [70, 71]):
         resolve.resolve(world.tables, group, ints(*step), request, 1)
-    assert world.tables.hot_slot[0, 2, :4].tolist() == [64, 65, 71, 70]  # 67 was older than 66
+    # 67 and 66 are older than 64 and 65; the first miss takes the lower of their entries.
+    assert world.tables.hot_slot[0, 2, :4].tolist() == [64, 65, 70, 71]
+
+
+def test_entries_that_are_very_old_are_equally_old():
+    world = one_group(usable=4)
+    world.spill(1, 0)
+    tables = world.tables
+    tables.hot_slot[0, 2, :4] = torch.tensor([64, 65, 66, 67])
+    tables.hot_stamp[0, 2, :4] = torch.tensor([4000, 900, 1, 3000])
+    tables.clock[0, 2] = 4999
+    resolve.resolve(tables, world.layout.groups[0], ints(70), torch.tensor([1]), 1)
+    assert tables.hot_slot[0, 2, :4].tolist() == [64, 70, 66, 67]  # ages 1000, 1023, 1023, 1023
+
+
+def test_followers_get_the_rows_that_the_leader_fetched():
+    world = World.make(random.Random(5), group_layers=[(0, 1, 2)], planes=MHA)
+    for page in range(1, 5):
+        world.spill(page, page)
+    group, request = world.layout.groups[0], torch.tensor([5, -1, 1])
+    misses = resolve.MissList.create(4, 8, "cpu")
+    misses.count.fill_(7)
+    selection = torch.tensor([[64, 65, 130, 64], [66, 66, 66, 66], [200, 330, 9, 201]], dtype=torch.int32)
+    before = [plane.rows.clone() for plane in group.planes]
+    out = resolve.resolve(world.tables, group, selection, request, 1, misses=misses)
+    assert misses.count.tolist() == [3, 0, 2, 7]  # the fourth is not part of this batch
+    rows = out[0, :3].tolist(), out[2, [0, 3]].tolist()
+    assert misses.rows[0, :3].tolist() == [[128 - 64, rows[0][0]], [129 - 64, rows[0][1]], [130, rows[0][2]]]
+    assert misses.rows[2, :2].tolist() == [[200, rows[1][0]], [201, rows[1][1]]]
+    assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:], before[2:], strict=True))
+    resolve.fetch_followers(group, misses, 3)
+    for row, slots in ((0, [64, 65, 130, 64]), (2, [200, 330, 9, 201])):
+        for plane in group.planes:
+            want = slot_bytes(torch.tensor(slots), plane.layer, plane.name, plane.row_bytes)
+            found = out[row] >= PAGE
+            assert torch.equal(plane.rows[out[row][found].long()], want[found])
+
+
+def test_without_bytes_everything_else_is_the_same():
+    worlds = [one_group(), one_group()]
+    for world, copy_rows in zip(worlds, (True, False), strict=True):
+        world.spill(2, 5)
+        saved = world.layout.groups[0].planes[0].rows.clone()
+        out = resolve.resolve(
+            world.tables, world.layout.groups[0], ints(130, 70), torch.tensor([4]), 1, copy_rows=copy_rows
+        )
+        assert out[0, 0] == world.tables.hot_rows[0, 0] and out[0, 1] == 70
+        assert torch.equal(world.layout.groups[0].planes[0].rows, saved) is not copy_rows
+    assert torch.equal(worlds[0].tables.hot_slot, worlds[1].tables.hot_slot)
+
+
+def test_every_16th_entry_warms_its_page():
+    world = one_group()
+    world.spill(2, 5)
+    heat = torch.zeros(world.pages + 1, dtype=torch.int32)
+    entries = [130] * 16 + [70] * 16 + [-1] + [300] * 15 + [70] * 2
+    selection = torch.tensor([entries, entries], dtype=torch.int32)
+    resolve.resolve(world.tables, world.layout.groups[0], selection, torch.tensor([4, -1]), 1, heat=heat)
+    assert heat.tolist() == [0, 2, 1] + [0] * (world.pages - 2)
 
 
 def test_more_missing_slots_than_hot_rows_overflow_or_raise_with_numbers():
@@ -277,17 +347,6 @@ def test_a_request_without_hot_rows_overflows():
     assert out.tolist() == [[-1, -1, -1, 130]] and stats.tolist() == [1, 0, 0, 2]
     with pytest.raises(RuntimeError, match="request row 0 selected spilled slots"):
         reference.resolve(world.tables, group, selection, torch.tensor([0]), 1, strict=True)
-
-
-def test_out_may_be_the_selection_itself():
-    world = one_group()
-    world.spill(1, 0)
-    selection = ints(64, 130, -1, 65)
-    expected = world.brute_force(world.layout.groups[0], selection.tolist(), [1], 1)
-    out = resolve.resolve(
-        world.tables, world.layout.groups[0], selection, torch.tensor([1]), 1, out=selection
-    )
-    assert out is selection and selection.tolist() == expected
 
 
 def test_no_requests():

@@ -1,0 +1,86 @@
+// Rows between the tiers: one flat range of 16-byte chunks over (row, plane, chunk), so that all threads touch
+// consecutive chunks of a host row, with kDepth of them in flight each.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.cuh"
+
+namespace hisparse {
+
+constexpr int kMaxPlanes = 16;
+constexpr int kDepth = 4;
+
+// Planes of one group, prepared for addressing by the chunk's number among the planes' chunks. Part of
+// a kernel's parameters, or in shared memory.
+struct PlaneTable {
+  int64_t device[kMaxPlanes];  // device row r, chunk k of a host row: device + r * row_bytes + k * 16
+  int64_t host[kMaxPlanes];    // host row r, the same chunk:           host + r * host_row_bytes + k * 16
+  int32_t row_bytes[kMaxPlanes];
+  int32_t end[kMaxPlanes];  // first chunk behind the plane
+  int32_t chunks;           // of all planes
+
+  // The planes first .. first + count - 1 of `planes`; host row 0 is at `host_rows`.
+  __host__ __device__ void fill(const GroupPlane* planes, int first, int count, int64_t host_rows) {
+    chunks = 0;
+#pragma unroll 1
+    for (int p = 0; p < kMaxPlanes; p++) {
+      const GroupPlane plane = p < count ? planes[first + p] : GroupPlane{};
+      device[p] = plane.device - int64_t(chunks) * kChunk;
+      host[p] = host_rows + plane.host_offset - int64_t(chunks) * kChunk;
+      row_bytes[p] = int(plane.row_bytes);
+      chunks += int(plane.row_bytes / kChunk);
+      end[p] = chunks;
+    }
+  }
+
+  __device__ int plane_of(int chunk) const {
+    int p = 0;
+    while (chunk >= end[p]) p++;
+    return p;
+  }
+};
+
+// Host rows to device rows, or back. `Rows` maps a row number of the range to host_row(n) and device_row(n).
+template <typename Rows, bool kToHost = false>
+struct Gather {
+  const PlaneTable& planes;
+  Rows rows;
+  int64_t host_row_bytes;
+  int total;  // rows * planes.chunks
+  int step;   // threads that share the range
+
+  __device__ uint8_t* on_host(int at) const {
+    const int row = at / planes.chunks, c = at - row * planes.chunks;
+    return reinterpret_cast<uint8_t*>(planes.host[planes.plane_of(c)] +
+                                      int64_t(rows.host_row(row)) * host_row_bytes + c * kChunk);
+  }
+  __device__ uint8_t* on_device(int at) const {
+    const int row = at / planes.chunks, c = at - row * planes.chunks, p = planes.plane_of(c);
+    return reinterpret_cast<uint8_t*>(planes.device[p] +
+                                      int64_t(rows.device_row(row)) * planes.row_bytes[p] + c * kChunk);
+  }
+
+  // Chunks at, at + step, ... of the range; the same `at` for both.
+  __device__ void load(int at, int4 (&chunk)[kDepth]) const {
+#pragma unroll
+    for (int k = 0; k < kDepth; k++, at += step) {
+      if (at < total) chunk[k] = load_chunk(kToHost ? on_device(at) : on_host(at));
+    }
+  }
+  __device__ void store(int at, const int4 (&chunk)[kDepth]) const {
+#pragma unroll
+    for (int k = 0; k < kDepth; k++, at += step) {
+      if (at < total) store_chunk(kToHost ? on_host(at) : on_device(at), chunk[k]);
+    }
+  }
+  __device__ void run(int at) const {
+    for (; at < total; at += step * kDepth) {
+      int4 chunk[kDepth];
+      load(at, chunk);
+      store(at, chunk);
+    }
+  }
+};
+
+}  // namespace hisparse

@@ -1,6 +1,7 @@
 """`sglang-hisparse check`: does this machine, and the SGLang on it, fit this package?
 
-Reads metadata, source files and /proc; imports neither SGLang nor torch and touches no device.
+Reads metadata, source files, /proc and /sys; imports neither SGLang nor torch. Only the link measurement touches a
+device, in a process of its own; `--skip-link` leaves it out.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ from collections.abc import Iterator
 
 from sglang_hisparse import pin
 from sglang_hisparse.commands.finding import BAD, OK, WARN, Finding
-from sglang_hisparse.commands.machine import compiler, gpus, host_memory
-from sglang_hisparse.commands.packages import packages, plugin
+from sglang_hisparse.commands.link import speeds, widths
+from sglang_hisparse.commands.machine import compiler, gpus, host_memory, numa
+from sglang_hisparse.commands.packages import other_plugins, packages, plugin
 from sglang_hisparse.seams.drift import Problem, check_source
 from sglang_hisparse.seams.seam import Seam
 from sglang_hisparse.seams.table import SEAMS
 
 NAME = "check"
-HELP = "check versions, seams, compiler, GPU and host memory; every problem comes with a fix"
+HELP = "check versions, seams, plugins, compiler, GPU, link and host memory; every problem comes with a fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, for reports and scripts")
+    parser.add_argument(
+        "--skip-link",
+        action="store_true",
+        help="do not measure the link to the GPUs (a second a GPU, 0.5 GiB of its memory, 2 GiB of host memory)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print all findings; 1 when one of them keeps the tier from serving."""
-    findings = list(collect())
+    findings = list(collect(link=not options.skip_link))
     bad = sum(finding.status == BAD for finding in findings)
     if options.json:
         found = [dataclasses.asdict(finding) for finding in findings]
@@ -40,14 +47,18 @@ def run(options: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def collect() -> Iterator[Finding]:
-    """All findings, in the order in which a person would mend them."""
+def collect(link: bool = True) -> Iterator[Finding]:
+    """All findings, in the order in which a person would mend them. `link`: measure it."""
     yield from packages()
     yield plugin()
+    yield from other_plugins(SEAMS)
     yield from seams(SEAMS)
     yield compiler()
     yield from gpus()
+    yield from widths()
+    yield from speeds() if link else ()
     yield from host_memory()
+    yield numa()
 
 
 def seams(rows: tuple[Seam, ...], root: str | None = None) -> Iterator[Finding]:
@@ -63,10 +74,11 @@ def seams(rows: tuple[Seam, ...], root: str | None = None) -> Iterator[Finding]:
 def _seam(name: str, problem: Problem | None) -> Finding:
     if problem is None:
         return Finding(f"seam {name}", OK, "fits")
+    kind = {"drift": "drifted"}.get(problem.kind, problem.kind)
     return Finding(
         f"seam {name}",
         BAD,
-        f"{problem.kind}: {problem.seam.target}: {problem.detail}",
+        f"{kind}: {problem.seam.target}: {problem.detail}",
         f"the text of SGLang {pin.SGLANG}",
         f"pip install {pin.requirement()}; if that is installed, its files were edited: reinstall it",
     )

@@ -1,4 +1,4 @@
-"""Findings about the machine: CUDA compiler, GPUs, host memory. Nothing here opens a CUDA context."""
+"""Findings about the machine: CUDA compiler, GPUs, host memory, NUMA. Nothing here opens a CUDA context."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from sglang_hisparse.commands.finding import BAD, OK, WARN, Finding
 from sglang_hisparse.limits import host_limits
 
-_QUERY = "index,name,memory.total,memory.free,compute_cap"
 _KEEP_GIB = 2.0
+_LEAST_CAPABILITY = 9.0
 
 
 def compiler() -> Finding:
     """The nvcc that SGLang's JIT would use: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda, in this order."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = str(Path(home, "bin", "nvcc")) if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    text = _output([nvcc, "--version"])
+    text = output([nvcc, "--version"])
     if text is None:
         fix = "install the CUDA toolkit that torch was built for, and set CUDA_HOME to it"
         status = BAD if shutil.which("nvidia-smi") else WARN
@@ -31,15 +31,19 @@ def compiler() -> Finding:
 
 def gpus() -> Iterator[Finding]:
     """Name, memory and compute capability of every GPU, as nvidia-smi reports them."""
-    text = _output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
-    rows = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
+    rows = list(query_gpus("index,name,memory.total,memory.free,compute_cap"))
     if not rows:
-        found = "nvidia-smi does not run" if text is None else "nvidia-smi lists none"
+        found = "nvidia-smi lists none" if shutil.which("nvidia-smi") else "nvidia-smi does not run"
         fix = "serve on a machine with an NVIDIA GPU; planning and the CPU tests need none"
         yield Finding("GPU", WARN, found, "an NVIDIA GPU and its driver", fix)
     for index, name, total, free, capability in rows:
         memory = f"{_gib(free)} of {_gib(total)} GiB free"
-        yield Finding(f"GPU {index}", OK, f"{name}, {memory}, compute capability {capability}")
+        text = f"{name}, {memory}, compute capability {capability}"
+        if float(capability) < _LEAST_CAPABILITY:
+            fix = "serve on Hopper or newer: SGLang's sparse attention kernels need it"
+            yield Finding(f"GPU {index}", WARN, text, f"compute capability {_LEAST_CAPABILITY:g}", fix)
+        else:
+            yield Finding(f"GPU {index}", OK, text)
 
 
 def host_memory() -> Iterator[Finding]:
@@ -60,12 +64,48 @@ def host_memory() -> Iterator[Finding]:
         yield Finding("locked memory", OK, "unlimited (ulimit -l)")
 
 
+def numa(root: Path = Path("/")) -> Finding:
+    """Memory nodes of the machine, and on which of them each GPU is: a host pool on another node is slower."""
+    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    if len(nodes) <= 1:
+        return Finding("NUMA", OK, "one node")
+    sizes = []
+    for node in nodes:
+        free = re.search(r"MemFree:\s+(\d+) kB", (node / "meminfo").read_text())
+        sizes.append(f"{node.name} {int(free[1]) / (1 << 20):.0f} GiB free" if free else node.name)
+    text = f"{len(nodes)} nodes: {', '.join(sizes)}"
+    homes = [_node_of(root, bus) for _, bus in query_gpus("index,pci.bus_id")]
+    if not homes or None in homes:
+        return Finding("NUMA", OK, text)
+    text += f"; GPUs are on {', '.join(f'node{home}' for home in homes)}"
+    if shutil.which("numactl"):
+        return Finding("NUMA", OK, f"{text}; SGLang binds every rank with numactl")
+    fix = "install numactl: SGLang then binds every rank, and with it its host pool, to its GPU's node"
+    return Finding("NUMA", WARN, f"{text}; numactl is missing", "ranks on their GPU's node", fix)
+
+
+def _node_of(root: Path, bus: str) -> int | None:
+    """NUMA node of the PCI device that nvidia-smi calls `00000000:0A:00.0`."""
+    domain, _, rest = bus.lower().partition(":")
+    path = root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node"
+    node = int(path.read_text()) if path.exists() else -1
+    return node if node >= 0 else None
+
+
+def query_gpus(columns: str) -> Iterator[list[str]]:
+    """One row a GPU of what nvidia-smi knows; none where it does not run."""
+    text = output(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"])
+    for line in (text or "").splitlines():
+        if line.strip():
+            yield [cell.strip() for cell in line.split(",")]
+
+
 def _gib(mebibytes: str) -> str:
     """nvidia-smi's MiB in GiB; `[N/A]` and the like as they are."""
     return f"{int(mebibytes) / 1024:.1f}" if mebibytes.isdigit() else mebibytes
 
 
-def _output(command: list[str]) -> str | None:
+def output(command: list[str]) -> str | None:
     """Standard output of a command, None when it is missing, hangs or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

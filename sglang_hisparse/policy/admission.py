@@ -18,6 +18,8 @@ DEFERRALS = {
     "tokens": "SGLang's own budget: logical pages that are free or evictable",
     "tokens_beside_hot_rows": "logical pages beside the hot rows that all requests together make necessary",
     "device_footprint": "the smallest footprints on the device",
+    "unretractable": "logical pages for requests that could not be retracted, at their longest",
+    "waiting_chunk": "logical pages for the next chunk of a prompt, which goes first",
 }
 """Why a waiting request may have to wait on: what was short. Counted once a scheduling pass."""
 
@@ -57,3 +59,37 @@ def hot_charge(most_pages: Iterable[int], hot_min: int, device_pages: int) -> in
     if sum(pages) <= device_pages:
         return 0
     return max(0, sum(min(hot_min, p) for p in pages) - hot_min)
+
+
+def longest_prefill(device_pages: int, hot_min: int, reads_host: bool, chunked: bool) -> int | None:
+    """Pages of the longest sequence that prefill could compute; None: every logical length. Where prefill reads HBM
+    only, the device has to hold it; where it writes a prompt in one forward, beside the hot and open pages."""
+    if not reads_host:
+        return device_pages
+    return None if chunked else device_pages - hot_min - OPEN_PAGES
+
+
+def can_finish(
+    requests: Iterable[tuple[int, int]], longest: int | None, hot_min: int, logical_pages: int
+) -> bool:
+    """Whether what SGLang cannot retract fits at its longest: `requests` as (pages at its longest, pages of its prompt
+    where decode steps come between its chunks, else 0).
+
+    A request that came to be longer than `longest`, what prefill can compute, could not come back: retraction
+    begins with the others. A prompt under way is not retracted, nor is the last request that decodes beside it.
+    """
+    kept: list[int] = []
+    others: list[int] = []
+    prefilling = last_is_kept = False
+    for most, prompt in requests:
+        outgrows = longest is not None and most > longest
+        if outgrows or prompt:
+            kept.append(most if outgrows else prompt)
+        else:
+            others.append(most)
+        prefilling |= prompt > 0
+        last_is_kept |= outgrows and prompt == 0
+    if prefilling and not last_is_kept:
+        kept += sorted(others)[-1:]
+    hot = sum(min(hot_min, pages) for pages in kept) - hot_min
+    return len(kept) <= 1 or sum(kept) + hot <= logical_pages

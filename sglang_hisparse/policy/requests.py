@@ -24,7 +24,9 @@ class Request:
     `prefill_pages`: device pages that it needs at once while the prompt is prefilled.
     `spilled` counts its pages without a device page, `private` its pages with a device page that nobody else
     reads, `fresh` those of `private` that the forward being prepared writes for the first time.
-    Pages before index `clean_upto` were looked at by cleaning ahead (the first page, the attention sink, is not).
+    `order` holds indices of `pages` in the order in which they leave the device, as of reading `sorted_at` of the
+    heat; empty while they leave by position. Its first page (the attention sink) leaves last and is not in it. The
+    first `looked_at` places of the order were looked at by cleaning ahead.
     """
 
     row: int
@@ -36,10 +38,16 @@ class Request:
     spilled: int = 0
     private: int = 0
     fresh: int = 0
-    clean_upto: int = 1
+    order: list[int] = field(default_factory=list)
+    sorted_at: int = -1
+    looked_at: int = 0
     lease: Lease | None = None
     stale: bool = False
     """its row was rewritten by the radix tree: `pages` must be read again before use"""
+
+    def place(self, n: int) -> int:
+        """Index of the page that leaves as the n-th. Pages that came after the order was made are the newest."""
+        return self.order[n] if n < len(self.order) else n + 1
 
     def movable(self) -> int:
         """Pages that may leave the device and that only this request reads (a lower bound; O(1))."""

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from enum import Enum
 
+from sglang_hisparse.policy.heat import Heat
 from sglang_hisparse.policy.journal import Journal
 from sglang_hisparse.policy.requests import Request
 
@@ -37,6 +38,7 @@ class Residency:
         self.journal = Journal()
         self.requests: dict[int, Request] = {}
         self.cleaned = self.spilled = self.restored = 0  # counters since start
+        self.heat: Heat | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -58,9 +60,12 @@ class Residency:
         self.idle_dirty: OrderedDict[int, None] = OrderedDict()  # those of them without a host copy
         self.idle_spilled = 0  # owned, no reader, only on the host
         self.shared: OrderedDict[int, None] = OrderedDict()  # two readers or more, with a device page
+        self.shared_dirty: OrderedDict[int, None] = OrderedDict()  # those of them without a host copy
         self.clean_pages: OrderedDict[int, None] = OrderedDict()  # host copies that can be given up
         self.fresh: set[int] = set()
         self.pinned: set[int] = set()
+        if self.heat is not None:
+            self.heat.clear()
 
     def _drop_lease_tables(self, request: Request) -> None:
         if request.lease is not None:
@@ -92,6 +97,8 @@ class Residency:
         self.journal.map(page, device)
         self.fresh.add(page)
         self._enter_idle(page)
+        if self.heat is not None:
+            self.heat.written(page)
 
     def release(self, page: int) -> None:
         """any -> FREE: SGLang gave the page up. Requests that still list it read their row again."""
@@ -109,8 +116,10 @@ class Residency:
         if self.host[page] >= 0:
             self.free_host.append(self.host[page])
         self.device[page] = self.host[page] = -1
-        for index in (self.idle, self.idle_dirty, self.shared, self.clean_pages):
+        for index in (self.idle, self.idle_dirty, self.shared, self.shared_dirty, self.clean_pages):
             index.pop(page, None)
+        if self.heat is not None:
+            self.heat.forget(page)
         self.fresh.discard(page)
         self.pinned.discard(page)
         self.journal.map(page, -1)
@@ -138,7 +147,16 @@ class Residency:
                     request.spilled += 1
                 elif len(readers) == 2:
                     self._leave_private(readers[0], page)
-                    self.shared[page] = None
+                    self._enter_shared(page)
+
+    def _enter_shared(self, page: int) -> None:
+        self.shared[page] = None
+        if self.host[page] < 0:
+            self.shared_dirty[page] = None
+
+    def _leave_shared(self, page: int) -> None:
+        self.shared.pop(page, None)
+        self.shared_dirty.pop(page, None)
 
     def _enter_idle(self, page: int) -> None:
         self.idle[page] = None
@@ -162,7 +180,7 @@ class Residency:
             else:
                 self.idle_spilled += 1
         elif len(readers) == 1 and on_device:
-            self.shared.pop(page, None)
+            self._leave_shared(page)
             readers[0].private += 1
             readers[0].fresh += page in self.fresh
 
@@ -172,7 +190,7 @@ class Residency:
             if request in self.readers[page]:
                 self._detach_page(request, page)
         request.pages = []
-        request.clean_upto = 1
+        request.order, request.sorted_at, request.looked_at = [], -1, 0
         request.stale = False
 
     # -- moves -----------------------------------------------------------------------------------------------
@@ -184,6 +202,8 @@ class Residency:
             self.host[victim] = -1
             if victim in self.idle:
                 self.idle_dirty[victim] = None
+            elif victim in self.shared:
+                self.shared_dirty[victim] = None
         return self.free_host.pop()
 
     def clean(self, page: int) -> None:
@@ -192,6 +212,7 @@ class Residency:
         self.host[page] = host
         self.clean_pages[page] = None
         self.idle_dirty.pop(page, None)
+        self.shared_dirty.pop(page, None)
         self.journal.copy_to_host(self.device[page], host)
         self.cleaned += 1
 
@@ -211,7 +232,7 @@ class Residency:
         elif len(readers) == 1:
             self._leave_private(readers[0], page)
         else:
-            self.shared.pop(page, None)
+            self._leave_shared(page)
         for request in readers:
             request.spilled += 1
         self.spilled += 1
@@ -232,7 +253,7 @@ class Residency:
         elif len(readers) == 1:
             readers[0].private += 1
         else:
-            self.shared[page] = None
+            self._enter_shared(page)
         self.restored += 1
 
     def forward_prepared(self) -> Journal:
@@ -263,6 +284,8 @@ class Residency:
             assert (page in self.idle_dirty) == (idle and state is State.RESIDENT), f"idle dirty, page {page}"
             shared = len(readers) > 1 and self.device[page] >= 0
             assert (page in self.shared) == shared, f"shared index, page {page}"
+            dirty = shared and state is State.RESIDENT
+            assert (page in self.shared_dirty) == dirty, f"shared dirty, page {page}"
             assert (page in self.clean_pages) == (state is State.CLEAN), f"clean index, page {page}"
         spilled = [p for p in range(1, self.logical_pages + 1) if self.state(p) is State.SPILLED]
         assert self.idle_spilled == sum(not self.readers[p] for p in spilled), "idle spilled count"

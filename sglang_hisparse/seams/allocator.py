@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.runtime_context import get_memory
 from sglang.srt.utils import get_num_new_pages
 
 from sglang_hisparse.config import PAGE
@@ -72,7 +73,7 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
             num_new_pages = get_num_new_pages(
                 seq_lens=seq_lens_cpu, page_size=PAGE, prefix_lens=prefix_lens_cpu
             )
-        if not self.ensure_device(num_new_pages):
+        if not self.ensure_device(num_new_pages) and not self._borrow(num_new_pages):
             return None
         out = super().alloc_extend(
             prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages
@@ -80,6 +81,10 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         if out is not None:
             self._took(num_new_pages)
         return out
+
+    def _borrow(self, pages: int) -> bool:
+        assert self.tier is not None
+        return self.tier.planner.borrow_room(pages)
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
@@ -107,6 +112,28 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
     ) -> TieredPrefillBudget:
         self._tree = tree_cache
         return TieredPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def max_new_tokens_for_memory(
+        self,
+        input_tokens: int,
+        max_new_tokens: int,
+        *,
+        token_capacity: int,
+        sliding_window_size: int | None,
+        chunk_size: int | None,
+    ) -> int | None:
+        """Output tokens for which the logical space is large enough. Stock keeps a page more: see
+        `TieredPrefillBudget._fits_alone`, which admits to the page. Without a prefix cache stock's way to admit
+        needs that page."""
+        if get_memory().disable_radix_cache:
+            return super().max_new_tokens_for_memory(
+                input_tokens,
+                max_new_tokens,
+                token_capacity=token_capacity,
+                sliding_window_size=sliding_window_size,
+                chunk_size=chunk_size,
+            )
+        return max(0, min(max_new_tokens, token_capacity - input_tokens - 1))
 
     def ensure_device(self, pages: int) -> bool:
         """Free `pages` device pages: spill first, then evict from the radix tree. False where that cannot be."""

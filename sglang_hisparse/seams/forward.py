@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_schedule
 
-from sglang_hisparse.config import OPEN_PAGES, PAGE
+from sglang_hisparse.config import PAGE
 from sglang_hisparse.seams.apply import verify
 from sglang_hisparse.seams.benchmark import build_replay
-from sglang_hisparse.seams.lifecycle import RequestLifecycle
+from sglang_hisparse.seams.lifecycle import RequestLifecycle, longest_prefill_of
 from sglang_hisparse.seams.read_check import ENABLED as READ_CHECK
 from sglang_hisparse.seams.read_check import ReadCheck
 from sglang_hisparse.seams.runtime import runtime
@@ -60,16 +60,12 @@ def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -
 def limit_input(result: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:
     """A prompt that could never be prefilled is refused when it arrives: where prefill reads HBM only, or writes a
     prompt in one forward, the device pool has to hold it."""
-    tier = runtime.tier
-    if tier is None or tier.capacity.host_pages == 0:
+    if runtime.tier is None:
         return result
-    capacity = tier.capacity
-    longest = capacity.device_tokens
-    if tier.selector.prefill_reads_host:
-        if (get_schedule().chunked_prefill_size or 0) > 0:
-            return result
-        longest -= (capacity.hot_min_pages + OPEN_PAGES) * PAGE
+    longest = longest_prefill_of(runtime.tier)
+    if longest is None:
+        return result
     values = list(result)
     longest_input = 5  # position of max_req_input_len in SGLang's worker info
-    values[longest_input] = min(values[longest_input], longest)
+    values[longest_input] = min(values[longest_input], longest * PAGE)
     return tuple(values)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_schedule
 
 from sglang_hisparse.capacity import ceil_pages
 from sglang_hisparse.policy import Request
-from sglang_hisparse.policy.admission import prefill_pages
+from sglang_hisparse.policy.admission import longest_prefill, prefill_pages
 from sglang_hisparse.seams.cached_tokens import remember_hit
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.tier.host_tier import HostTier
@@ -28,6 +29,9 @@ class RequestLifecycle:
     def __init__(self, tier: HostTier, req_to_token_pool: Any, chunk_tokens: int | None) -> None:
         self.tier, self.pool = tier, req_to_token_pool
         self.chunk_pages = ceil_pages(chunk_tokens) if chunk_tokens else None
+        self.longest_prefill = longest_prefill_of(tier)
+        self.interleaves = (get_schedule().prefill_decode_interval or 0) > 0
+        """decode steps may come between two chunks of a prompt"""
         self.clear()
 
     # -- interface of SGLang's side cache --------------------------------------------------------------------
@@ -92,6 +96,16 @@ class RequestLifecycle:
         return (row // PAGE).tolist()
 
 
+def longest_prefill_of(tier: HostTier) -> int | None:
+    """Pages of the longest prompt; None where every logical length works."""
+    capacity, chunked = tier.capacity, (get_schedule().chunked_prefill_size or 0) > 0
+    if capacity.host_pages == 0:
+        return None
+    return longest_prefill(
+        capacity.device_pages, capacity.hot_min_pages, tier.selector.prefill_reads_host, chunked
+    )
+
+
 def allocate_extend(original: Callable[..., Any], batch: Any) -> Any:
     """Around SGLang's allocation for a prefill batch: open new requests with their prefix, bring the prefix back to
     HBM where prefill reads it there, then let stock allocate."""
@@ -129,6 +143,8 @@ def _request_of(batch: Any, req: Any, tier: HostTier, lifecycle: RequestLifecycl
 
 
 def _bring_back(tier: HostTier, allocator: Any, requests: list[Request]) -> None:
+    """Every page of `requests` to HBM: by spilling others, then by evicting what nobody reads, then by taking hot
+    rows, which a prefill does not read. `Room.borrow_room` says why that is always enough."""
     planner, residency = tier.planner, tier.residency
     if planner.restore_all(requests):
         return
@@ -136,7 +152,7 @@ def _bring_back(tier: HostTier, allocator: Any, requests: list[Request]) -> None
     allocator.ensure_device(
         len(gone)
     )  # also where that many cannot be had: what was evicted may be enough, in turns
-    if planner.restore_all(requests):
+    if planner.restore_all(requests, borrow=True):
         return
     raise RuntimeError(
         f"HiSparse: {len(gone)} spilled prefix pages cannot be brought back for prefill: "

@@ -46,6 +46,18 @@ def test_more_requests_than_fit(least: Server, expect: Expect) -> None:
     assert_empties(least)
 
 
+def test_a_request_that_takes_all_there_is(least: Server, expect: Expect) -> None:
+    """As long as the logical space: more than the device pool, and it finishes. Stock keeps a page back when it
+    admits, so that this one would wait for ever."""
+    capacity = least.hisparse()["capacity"]
+    assert capacity["logical_pages"] == capacity["device_pages"] + 1
+    prompt = random_prompts([capacity["logical_tokens"] - NEW - 8], seed=34)
+    with counted(least) as moved:
+        assert_same(least.generate(prompt, NEW), expect(prompt, NEW))
+    assert moved["pages_spilled"] > 0
+    assert_empties(least)
+
+
 def test_retraction(least: Server, expect: Expect) -> None:
     """More is admitted than fits, and SGLang retracts. All stay below top_k, where Quest is dense, as prefill is."""
     prompts = random_prompts([48 + 2 * i for i in range(8)], seed=32)  # one chunk: all start in one pass

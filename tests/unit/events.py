@@ -94,17 +94,30 @@ class Events:
         assert snapshot(self.server) == before, "gain() changed something"
         assert self.make_room(len(self.server.residency.free_device) + gain), "gain() promised too much"
 
-    def make_room(self, pages: int) -> bool:
-        """Fresh, held and open pages stay where they are; the answer is true."""
+    def _stays(self) -> set[int]:
+        """Fresh, held and open pages."""
         residency = self.server.residency
         stay = set(residency.fresh) | set(residency.pinned)
         for request in residency.requests.values():
             stay.update(page for page in request.pages[-OPEN_PAGES:] if request in residency.readers[page])
-        before = {page: residency.device[page] for page in stay}
-        done = self.server.planner.make_room(pages)
+        return stay
+
+    def make_room(self, pages: int, borrow: bool = False) -> bool:
+        """Fresh, held and open pages stay where they are; the answer is true."""
+        residency, planner = self.server.residency, self.server.planner
+        before = {page: residency.device[page] for page in self._stays()}
+        done = planner.borrow_room(pages) if borrow else planner.make_room(pages)
         assert done == (len(residency.free_device) >= pages)
-        assert {page: residency.device[page] for page in stay} == before, "a page left that may not"
+        assert {page: residency.device[page] for page in before} == before, "a page left that may not"
         return done
+
+    def borrow(self, pages: int) -> None:
+        """For a prefill there is room as long as the tree is evicted and SGLang has pages."""
+        server, residency = self.server, self.server.residency
+        server.evict(server.sizes.logical)
+        stay = sum(residency.device[page] >= 0 for page in self._stays())
+        pages = min(pages, len(server.free_pages), server.sizes.device - stay)
+        assert self.make_room(pages, borrow=True), f"no room for {pages} pages"
 
     def leave(self) -> None:
         """Everybody stops and the tree is evicted: nothing is held."""
@@ -144,6 +157,7 @@ def random_events(server: FakeServer, rng: random.Random, count: int) -> None:
         events.quiet_step: 2,
         events.squeeze: 2,
         lambda: events.make_room(rng.randint(0, 60)): 2,
+        lambda: events.borrow(rng.randint(0, 60)): 1,
     }
     todo = rng.choices(list(weighted), list(weighted.values()), k=count)
     todo[count // 2] = server.flush
@@ -181,3 +195,50 @@ def serve(server: FakeServer, todo: Iterable[tuple[int, int, int, int]], rng: ra
             assert not server.decode(decoding, growing), "a request was retracted, though all were admitted"
             server.check()
     return steps
+
+
+def serve_crowded(
+    server: FakeServer,
+    todo: Iterable[tuple[int, int, int, int]],
+    rng: random.Random,
+    prefill_share: float = 0.5,
+) -> int:
+    """`serve` where more is admitted than fits, and decode steps come between the chunks of a prompt, as under
+    --prefill-decode-interval: requests are retracted and come back, and nothing else happens to them. Returns how
+    many times."""
+    waiting, steps, retractions = list(todo), 0, 0
+    while waiting or server.running:
+        steps += 1
+        assert steps < 20000, f"{len(waiting)} requests wait and {len(server.running)} run for ever"
+        prefilling = next((s for s in server.running if s.request.in_prefill()), None)
+        decoding = [s for s in server.running if not s.request.in_prefill()]
+        if not decoding or rng.random() < prefill_share:
+            if prefilling is None and waiting and (prefilling := server.start(*waiting[0])):
+                del waiting[0]
+            elif prefilling and server.chunk_fits(prefilling):
+                server.extend(prefilling)
+            else:
+                assert decoding, f"{prefilling or waiting[0]} waits, though nothing else runs"
+                prefilling = None
+            if prefilling:
+                server.check()
+                server.forward()
+                server.insert(prefilling)
+                server.check()
+                continue
+        for sequence in [s for s in decoding if len(s.pages) >= s.request.most_pages]:
+            decoding.remove(sequence)
+            server.stop(sequence, keep=True)
+        longest = server.sizes.longest_prefill
+        outgrown = [s for s in decoding if longest is not None and len(s.pages) > longest]
+        decoding.sort(key=lambda sequence: sequence not in outgrown)
+        retracted = server.decode(decoding, [s for s in decoding if rng.random() < 0.6])
+        assert decoding or not retracted, "SGLang aborts the last request rather than retract it"
+        for sequence in retracted:
+            retractions += 1
+            request = sequence.request
+            assert sequence not in outgrown, "a request was retracted that prefill cannot compute again"
+            prompt = len(sequence.pages)
+            waiting.append((sequence.script, prompt, request.most_pages - prompt, sequence.chunk))
+        server.check()
+    return retractions

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Journal, Planner, PlannerOptions, Request, Residency, State
 from sglang_hisparse.policy.admission import (
+    can_finish,
     chunk_reserve,
     decode_pages,
     hot_charge,
+    longest_prefill,
     prefill_pages,
     running_footprint,
 )
@@ -33,10 +35,16 @@ class Sizes:
     options: PlannerOptions
     reads_host: bool
     """prefill takes spilled rows from the host (Quest); otherwise they are restored first (DSA)"""
+    new_token_ratio: float = 1.0
+    """share of what running requests may still ask for that admission reckons with, as SGLang's"""
 
     @property
     def logical(self) -> int:
         return self.device + max(0, self.host - self.options.hot_min)
+
+    @property
+    def longest_prefill(self) -> int | None:
+        return longest_prefill(self.device, self.options.hot_min, self.reads_host, chunked=True)
 
 
 @dataclass(eq=False)
@@ -154,7 +162,11 @@ class FakeServer:
         device += chunk_reserve(max([chunk, *chunks]), reads_host)
         longest = [request.most_pages for request in requests]
         charge = hot_charge([*longest, most], hot_min, self.sizes.device)
-        growth = sum(max(0, r.most_pages - len(r.pages)) for r in requests)
+        growth = int(self.sizes.new_token_ratio * sum(max(0, r.most_pages - len(r.pages)) for r in requests))
+        kept = [(r.most_pages, r.prompt_pages if r.in_prefill() else 0) for r in requests]
+        kept.append((most, prompt if prompt > chunk else 0))
+        if not can_finish(kept, self.sizes.longest_prefill, hot_min, self.sizes.logical):
+            return False
         locked = {page for sequence in self.running for page in sequence.pages}
         beside = running_footprint(requests, hot_min) + device <= self.sizes.device
         return beside and growth + new + charge <= self.sizes.logical - len(locked)
@@ -184,16 +196,30 @@ class FakeServer:
         self.refresh()
         self._prefill(sequence)
 
+    def chunk_fits(self, sequence: Sequence) -> bool:
+        """TieredPrefillBudget.available_chunk_tokens: a chunk waits where it has no logical pages."""
+        locked = {page for other in self.running for page in other.pages[: other.in_tree]}
+        evictable = len(self.tree.parent) - len(locked.intersection(self.tree.parent))
+        return self._chunk(sequence) <= len(self.free_pages) + evictable
+
+    @staticmethod
+    def _chunk(sequence: Sequence) -> int:
+        return min(sequence.chunk, sequence.request.prompt_pages - len(sequence.pages))
+
+    def _bring_back(self, request: Request) -> None:
+        """lifecycle._bring_back: by spilling, by evicting, then by borrowing."""
+        if self.planner.restore_all([request]):
+            return
+        self.ensure(len(self.planner.hold([request])))
+        if not self.planner.restore_all([request], borrow=True):
+            raise OutOfMemory(f"{request.spilled} prefix pages of an admitted request cannot be restored")
+
     def _prefill(self, sequence: Sequence) -> None:
-        request = sequence.request
-        count = min(sequence.chunk, request.prompt_pages - len(sequence.pages))
+        request, count = sequence.request, self._chunk(sequence)
         if not self.sizes.reads_host:
-            while not self.planner.restore_all([request]):
-                if not self.evict(request.spilled - len(self.residency.free_device)):
-                    raise OutOfMemory(
-                        f"{request.spilled} prefix pages of an admitted request cannot be restored"
-                    )
-        if not self.ensure_logical(count) or not self.ensure(count):
+            self._bring_back(request)
+        room = self.ensure_logical(count) and (self.ensure(count) or self.planner.borrow_room(count))
+        if not room:
             raise OutOfMemory(f"{count} pages of an admitted request cannot be had")
         if request.row < 0:
             rows = {other.request.row for other in self.running}

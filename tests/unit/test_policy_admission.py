@@ -7,10 +7,12 @@ import pytest
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import Request
 from sglang_hisparse.policy.admission import (
+    can_finish,
     chunk_reserve,
     decode_pages,
     footprint,
     hot_charge,
+    longest_prefill,
     prefill_pages,
     running_footprint,
 )
@@ -55,3 +57,31 @@ def test_the_footprint_falls_when_the_prompt_is_complete() -> None:
 )
 def test_hot_rows_are_charged_beyond_the_first_share(most_pages: list[int], charge: int) -> None:
     assert hot_charge(most_pages, hot_min=4, device_pages=30) == charge
+
+
+@pytest.mark.parametrize(
+    ("reads_host", "chunked", "pages"), [(False, True, 30), (True, True, None), (True, False, 24)]
+)
+def test_the_longest_prefill(reads_host: bool, chunked: bool, pages: int | None) -> None:
+    assert longest_prefill(30, hot_min=4, reads_host=reads_host, chunked=chunked) == pages
+
+
+@pytest.mark.parametrize(
+    ("requests", "longest", "fits"),
+    [
+        ([(40, 0)], 30, True),  # alone: the logical space bounds it
+        ([(31, 0), (30, 0), (30, 0)], 30, True),  # one that cannot come back, two that can
+        ([(31, 0), (34, 0)], 30, False),  # 65 and 4 hot pages beyond the first 4: more than 68
+        ([(31, 0), (33, 0)], 30, True),
+        ([(99, 0), (99, 0)], None, True),
+        ([(20, 30), (34, 0), (10, 0)], None, True),  # a prompt under way and the longest beside it
+        ([(20, 30), (35, 0), (10, 0)], None, False),
+        ([(90, 33), (31, 0), (34, 0)], 30, False),  # grows beyond what comes back: its longest counts
+        ([(20, 20), (44, 0), (10, 0)], 40, True),
+        ([(20, 20), (44, 0), (45, 0)], 40, False),
+    ],
+)
+def test_what_cannot_be_retracted_fits_at_its_longest(
+    requests: list[tuple[int, int]], longest: int | None, fits: bool
+) -> None:
+    assert can_finish(requests, longest, hot_min=4, logical_pages=68) is fits

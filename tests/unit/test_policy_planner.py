@@ -250,6 +250,54 @@ def test_pages_change_places_where_both_tiers_are_full() -> None:
     planner.residency.check()
 
 
+# -- room for a prefill, which reads no hot rows -----------------------------------------------------------------
+
+
+def test_a_prefix_comes_back_where_hot_rows_and_host_pages_fill_both_tiers() -> None:
+    """Two requests outgrew what was reckoned with: their 2 x 3 hot rows and the host leave no page. SGLang has three
+    (14 + 8 - 3 - 16): the next chunk of a prompt is due, its prefix on the host."""
+    planner = planner_of(14, 8)
+    residency = planner.residency
+    prefix = own(planner, range(1, 3))
+    spill(planner, prefix)
+    first = run(planner, 0, range(3, 10))
+    second = run(planner, 1, range(10, 17))
+    spill(planner, [4, 5, 6])
+    spill(planner, [11, 12, 13])
+    planner._resize_lease(first, HOT_MIN)
+    planner._resize_lease(second, HOT_MIN)
+    assert (len(residency.free_device), residency.host_room()) == (0, 0)
+    prompt = run(planner, 2, prefix)
+    assert not planner.restore_all([prompt])
+    assert planner.restore_all([prompt], borrow=True)
+    assert planner.borrow_room(1), "and a page for the chunk"
+    assert (prompt.spilled, spilled(planner)[0]) == (0, 4)
+    residency.check()
+    residency.allocate(17)
+    residency.attach(prompt, [17])
+    residency.forward_prepared()
+    assert not all(planner.prepare_decode(request) for request in (first, second)), "one of them is retracted"
+    pages = list(second.pages)
+    planner.close(1)
+    for page in pages:
+        residency.release(page)
+    assert planner.prepare_decode(first)
+    assert first.hot_pages() == planner.least_hot(first.spilled)
+    residency.check()
+
+
+def test_borrowing_takes_no_more_hot_rows_than_it_needs() -> None:
+    planner = planner_of(14, 6)
+    first, second = run(planner, 0, range(1, 8)), run(planner, 1, range(8, 15))
+    spill(planner, [2, 3, 4])
+    spill(planner, [9, 10, 11])
+    assert (len(planner.residency.free_device), planner.residency.host_room()) == (0, 0)
+    assert not planner.make_room(1)
+    assert planner.borrow_room(4)
+    assert (first.hot_pages(), second.hot_pages()) == (0, HOT_MIN - 1)
+    assert planner.prepare_decode(first) and planner.prepare_decode(second)
+
+
 # -- requests whose row was rewritten --------------------------------------------------------------------------
 
 

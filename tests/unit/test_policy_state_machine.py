@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy import PlannerOptions
-from tests.unit.events import WATERMARKS, Events, any_sizes, random_events, serve
+from tests.unit.events import WATERMARKS, Events, any_sizes, random_events, serve, serve_crowded
 from tests.unit.fake_server import FakeServer, Sizes
 
 BATCHES, SEEDS = 8, 25
@@ -69,6 +69,29 @@ def test_what_is_admitted_finishes(batch: int) -> None:
         serve(FakeServer(sizes, rng.randrange), todo, rng)
 
 
+@pytest.mark.parametrize("batch", range(4))
+def test_what_is_admitted_beyond_what_fits_is_retracted_and_comes_back(batch: int) -> None:
+    """Running requests outgrow what admission reckoned with while a prompt is prefilled in chunks. Its prefix comes
+    back all the same, and new pages are found; who cannot decode then is retracted, but not for ever."""
+    retractions = 0
+    for seed in range(batch * 20, (batch + 1) * 20):
+        rng = random.Random(seed)
+        hot_min = rng.randint(1, 5)
+        device = hot_min + OPEN_PAGES + 2 + rng.choice([5, 8, 12, 20, 30])
+        low, high = rng.choice(WATERMARKS)
+        options = PlannerOptions(hot_min, 2 * hot_min, device // 2 + 1, low, high, restore_per_step=4)
+        sizes = Sizes(device, rng.choice([16, 24, 40]), options, rng.random() < 0.5, new_token_ratio=0.0)
+        todo = []
+        for _ in range(30):
+            prompt = rng.randint(1, min(rng.choice([3, 14]), sizes.longest_prefill or sizes.logical))
+            output = rng.randint(0, min(rng.choice([4, 20]), sizes.logical - prompt))
+            chunk = rng.randint(1, min(2, device - hot_min - OPEN_PAGES - 1))
+            todo.append((rng.randrange(3), prompt, output, chunk))
+        server = FakeServer(sizes, rng.randrange)
+        retractions += serve_crowded(server, todo, rng, prefill_share=rng.choice([0.1, 0.25, 0.5]))
+    assert retractions > 0
+
+
 small, count = st.integers(0, 24), st.integers(1, 24)
 bits = st.integers(0, (1 << 16) - 1)
 
@@ -123,6 +146,10 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(pages=small)
     def make_room(self, pages: int) -> None:
         self.events.make_room(pages)
+
+    @rule(pages=small)
+    def borrow(self, pages: int) -> None:
+        self.events.borrow(pages)
 
     @rule()
     def flush(self) -> None:

@@ -1,0 +1,268 @@
+"""How device pages become free, and how many a request leases for hot rows.
+
+Spilling pays only beyond the hot rows that it makes necessary: the first `hot_min` pages that leave a
+request cost as many leased pages. So room is made in this order, and a request is touched only where that
+gains pages:
+
+    1. hot rows beyond the least that a request needs          (gain 1 a page, no bytes)
+    2. idle pages: owned by the radix tree, read by nobody     (gain 1 a page)
+    3. pages that one request reads, coldest first, its first page (attention sink) last
+    4. pages that several requests read, and private ones that gain only together with them
+
+`gain()` answers how much that would be and changes nothing; `make_room()` does it. Both count the same way.
+A prefill reads no hot rows, so that for one `borrow_room()` also takes the least rows of all requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sglang_hisparse.config import OPEN_PAGES
+from sglang_hisparse.policy.heat import Heat
+from sglang_hisparse.policy.requests import Lease, Request
+from sglang_hisparse.policy.residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """Sizes in pages. `hot_min`: hot rows with which one step's selection always fits; `hot_max`: wanted."""
+
+    hot_min: int
+    hot_max: int
+    tables: int
+    low_watermark: float
+    high_watermark: float
+    force_spill: float = 0.0
+    clean_per_step: int = 64
+    restore_per_step: int = 32
+    spill_order: str = "position"
+    """position: the oldest pages of a request leave first; heat: those selected least lately"""
+
+
+class Room:
+    """Leases of hot rows, and making room, over one `Residency`. Deterministic: depends on counts and order only."""
+
+    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+        self.residency, self.options = residency, options
+        self.free_tables = list(range(options.tables - 1, -1, -1))
+        self.heat = Heat() if options.spill_order == "heat" else None
+        residency.heat = self.heat
+
+    # -- hot leases ------------------------------------------------------------------------------------------
+
+    def least_hot(self, spilled: int) -> int:
+        """Leased pages with which no step can run short: a step selects at most `hot_min` pages of rows."""
+        return min(self.options.hot_min, spilled)
+
+    def _resize_lease(self, request: Request, pages: int) -> None:
+        """Lease or give back hot pages of `request` until it has `pages`. Shrinking forgets the tail."""
+        residency, journal = self.residency, self.residency.journal
+        if request.lease is None:
+            if pages == 0:
+                return
+            request.lease = Lease(self.free_tables.pop())
+            journal.row_tables[request.row] = request.lease.table
+            journal.reset_hot(request.lease.table, 0)
+        lease, before = request.lease, len(request.lease.pages)
+        while len(lease.pages) < pages:
+            lease.pages.append(residency.free_device.pop())
+        while len(lease.pages) > pages:
+            residency.free_device.append(lease.pages.pop())
+        residency.hot_pages += pages - before
+        if pages != before:
+            journal.reset_hot(lease.table, min(pages, before))
+        if pages == 0:
+            journal.row_tables[request.row] = -1
+            self.free_tables.append(lease.table)
+            request.lease = None
+
+    def _excess_hot(self, request: Request) -> int:
+        return max(0, request.hot_pages() - self.least_hot(request.spilled))
+
+    # -- what can be gained ----------------------------------------------------------------------------------
+
+    def _hot_cost(self, request: Request, more: int) -> int:
+        return self.least_hot(request.spilled + more) - self.least_hot(request.spilled)
+
+    def _gain_order(self) -> list[tuple[Request, int]]:
+        """Requests and how many of their pages may leave (a lower bound), by what that would gain, best
+        first; ties by row."""
+        residency = self.residency
+        movable = {row: request.movable() for row, request in residency.requests.items()}
+        for page in residency.pinned:
+            if residency.device[page] >= 0 and len(residency.readers[page]) == 1:
+                row = residency.readers[page][0].row
+                movable[row] = max(0, movable[row] - 1)
+        order = [(request, movable[row]) for row, request in residency.requests.items()]
+        return sorted(order, key=lambda pair: (self._hot_cost(*pair) - pair[1], pair[0].row))
+
+    def gain(self) -> int:
+        """Device pages that `make_room` could free now without touching shared pages, beyond the free ones.
+        Changes nothing. O(requests + pages of the coming forward)."""
+        residency = self.residency
+        room, tables = residency.host_room(), len(self.free_tables)
+        gained = 0
+        for request in residency.requests.values():
+            gained += self._excess_hot(request)
+            tables += request.lease is not None and request.spilled == 0
+        stay = residency.fresh | residency.pinned
+        idle = len(residency.idle) - sum(page in residency.idle for page in stay)
+        moved = min(idle, room)
+        gained, room = gained + moved, room - moved
+        for request, movable in self._gain_order():
+            count = min(movable, room)
+            net = count - self._hot_cost(request, count)
+            needs_table = net < count and min(request.spilled, request.hot_pages()) == 0
+            if net > 0 and tables >= needs_table:
+                gained, room, tables = gained + net, room - count, tables - needs_table
+        return gained
+
+    # -- making room -----------------------------------------------------------------------------------------
+
+    def _sort(self, request: Request) -> None:
+        """Bring the order in which pages of `request` leave up to date. By position it never changes."""
+        heat, pages = self.heat, request.pages
+        if heat is not None and request.sorted_at != heat.readings:
+            closed = range(1, len(pages) - OPEN_PAGES)
+            request.order = sorted(closed, key=lambda index: heat.of(pages[index]))
+            request.sorted_at, request.looked_at = heat.readings, 0
+
+    def _leaving(self, request: Request) -> Iterator[int]:
+        """Pages of `request` that are not open, coldest first: by heat or oldest first, its first page last."""
+        self._sort(request)
+        last = len(request.pages) - OPEN_PAGES
+        for n in range(last - 1):
+            yield request.pages[request.place(n)]
+        if last > 0:
+            yield request.pages[0]
+
+    def _movable_pages(self, request: Request) -> Iterator[int]:
+        """Pages of `request` that only it reads and that may leave, coldest first."""
+        residency = self.residency
+        for page in self._leaving(request):
+            if self._may_leave(page) and residency.readers[page] == [request]:
+                yield page
+
+    def _open_pages(self) -> set[int]:
+        """Pages that are open for one of their readers, or were just before."""
+        return {page for r in self.residency.requests.values() for page in r.pages[-OPEN_PAGES:]}
+
+    def _may_leave(self, page: int) -> bool:
+        residency = self.residency
+        return residency.device[page] >= 0 and page not in residency.fresh and page not in residency.pinned
+
+    def make_room(self, pages: int) -> bool:
+        """Free device pages until `pages` are free. False where that many cannot be had; then what was gained
+        stays gained."""
+        residency = self.residency
+
+        def missing() -> int:
+            return pages - len(residency.free_device)
+
+        if missing() <= 0:
+            return True
+        for request in residency.requests.values():
+            if missing() > 0 and (excess := self._excess_hot(request)):
+                self._resize_lease(request, request.hot_pages() - min(excess, missing()))
+        if missing() > 0:
+            self._spill_idle(missing())
+        for request, _ in self._gain_order() if missing() > 0 else ():
+            if missing() <= 0:
+                break
+            self._spill_request(request, missing())
+        if missing() > 0:
+            self._spill_together(missing())
+        return missing() <= 0
+
+    def borrow_room(self, pages: int) -> bool:
+        """`make_room`, and where that is not enough, also what only a decode reads: hot rows that requests cannot do
+        without, and pages that leave without leasing them. For a prefill. A request gets its hot rows back in
+        `prepare_decode`, or is retracted, before it decodes again.
+
+        Never False where SGLang has the logical pages, the radix tree is evicted and the footprints were admitted:
+        used pages <= logical - pages = device + host - hot_min - pages, and without a lease every device page is
+        free, open, held or movable. Open, held and new pages fit the device (admission). The movable ones find
+        host pages, since what is free in both tiers together is hot_min + pages or more.
+        """
+        residency = self.residency
+        if self.make_room(pages):
+            return True
+        for request in residency.requests.values():
+            missing = pages - len(residency.free_device)
+            self._resize_lease(request, request.hot_pages() - min(request.hot_pages(), max(0, missing)))
+        is_open = self._open_pages()
+        for request, _ in self._gain_order():
+            for page in self._leaving(request):
+                if len(residency.free_device) >= pages or residency.host_room() == 0:
+                    return len(residency.free_device) >= pages
+                if self._may_leave(page) and page not in is_open and request in residency.readers[page]:
+                    residency.spill(page)
+        return len(residency.free_device) >= pages
+
+    def _spill_idle(self, count: int) -> None:
+        residency = self.residency
+        chosen: list[int] = []
+        room = residency.host_room()
+        for page in residency.idle:
+            if len(chosen) == min(count, room):
+                break
+            if self._may_leave(page):
+                chosen.append(page)
+        self._spill_pages(chosen)
+
+    def _spill_request(self, request: Request, want: int) -> None:
+        """Spill pages of `request` for a net gain of `want` device pages, or as much as it has."""
+        to_fill = max(0, self.options.hot_min - request.spilled)
+        count = min(want + to_fill, self.residency.host_room())
+        chosen: list[int] = []
+        for page in self._movable_pages(request):
+            if len(chosen) == count:
+                break
+            chosen.append(page)
+        cost = self._hot_cost(request, len(chosen))
+        if len(chosen) > cost and (cost == 0 or self._has_table(request)):
+            self._spill_pages(chosen)
+
+    def _has_table(self, request: Request) -> bool:
+        return request.lease is not None or bool(self.free_tables)
+
+    def _spill_together(self, want: int) -> None:
+        """Spill shared pages for a net gain of `want`, and private ones that gain only together with them:
+        what is left where neither alone pays for the hot rows of all readers. Less where there is less."""
+        residency = self.residency
+        room, tables = residency.host_room(), len(self.free_tables)
+        is_open = self._open_pages()
+        chosen: dict[int, None] = {}
+        more: dict[int, int] = {}  # row -> pages of `chosen` that it reads
+        best = gained = cost = 0
+        for request, _ in self._gain_order():
+            for page in self._leaving(request):
+                readers = residency.readers[page]
+                new = sum(r.lease is None and r.row not in more and self._hot_cost(r, 1) > 0 for r in readers)
+                if len(chosen) == room or gained >= want:
+                    break
+                if page in chosen or page in is_open or request not in readers or new > tables:
+                    continue
+                if not self._may_leave(page):
+                    continue
+                chosen[page] = None
+                tables -= new
+                for reader in readers:
+                    before = more.get(reader.row, 0)
+                    more[reader.row] = before + 1
+                    cost += self._hot_cost(reader, before + 1) - self._hot_cost(reader, before)
+                if len(chosen) - cost > gained:
+                    best, gained = len(chosen), len(chosen) - cost
+        self._spill_pages(list(chosen)[:best])
+
+    def _spill_pages(self, pages: list[int]) -> None:
+        """Spill `pages` and lease the hot rows that this costs their readers. What a reader lacks already, as
+        after a prefill that reads the host, is for `prepare_decode`."""
+        residency = self.residency
+        readers = {r.row: r for page in pages for r in residency.readers[page]}.values()
+        lacking = [self.least_hot(r.spilled) - r.hot_pages() for r in readers]
+        for page in pages:
+            residency.spill(page)
+        for reader, lacks in zip(readers, lacking, strict=True):
+            self._resize_lease(reader, self.least_hot(reader.spilled) - lacks)

@@ -1,0 +1,101 @@
+"""Our pool in the state of a placement, and one launch of resolve on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_hisparse.kernels import resolve
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, plan_planes
+
+from .pool import HostBytes, expected_bytes
+from .selections import Placement
+
+_CLOCK = 1000
+_POISON = 0xA5
+
+
+class Ours:
+    """One index group of `layers` planes of `row_bytes`; every request leases a hot table. One step is `launch`."""
+
+    def __init__(
+        self, placement: Placement, pool: HostBytes, host: torch.Tensor, row_bytes: int, layers: int = 1
+    ) -> None:
+        self.placement, self.pool = placement, pool
+        device, (batch, hot) = pool.device, placement.hot.shape
+        pages = placement.host_page.numel()
+        pool_pages = max(pages, len(host) // PAGE)
+        hot_pages = -(-batch * hot // PAGE)
+        self.planes = [
+            torch.empty((1 + hot_pages) * PAGE, row_bytes, dtype=torch.uint8, device=device)
+            for _ in range(layers)
+        ]
+        planes, width = plan_planes((layer, "latent", rows) for layer, rows in enumerate(self.planes))
+        assert host.shape[1] == width
+        self.group = Group(0, tuple(range(layers)), planes, host)
+        self.tables = tables = HotTables.create(pool_pages, batch, 1, batch, hot, device)
+        generator = torch.Generator(device=device).manual_seed(1)
+        logical = 1 + torch.randperm(pool_pages, generator=generator, device=device)[:pages]
+        self.logical = logical.view(placement.host_page.shape)  # page of a request -> SGLang's page
+        tables.page_map[self.logical] = (-2 - placement.host_page).to(torch.int32)
+        tables.hot_index.copy_(torch.arange(batch))
+        tables.hot_len.fill_(hot)
+        rows = PAGE * (1 + torch.randperm(hot_pages, generator=generator, device=device)).unsqueeze(1)
+        rows = (rows + torch.arange(PAGE, device=device)).flatten()[: batch * hot]
+        tables.hot_rows.copy_(rows.view(batch, hot))
+        self._fresh = (
+            self.slots(placement.hot).unsqueeze(0),
+            (_CLOCK - placement.age).to(torch.int32).unsqueeze(0),
+        )
+        self.request = torch.arange(batch, device=device)
+        self.selection = torch.empty(batch, placement.k, dtype=torch.int32, device=device)
+        self.out = torch.empty_like(self.selection)
+        self.stats = torch.zeros(4, dtype=torch.int64, device=device)
+
+    def slots(self, tokens: torch.Tensor) -> torch.Tensor:
+        """SGLang's slots of tokens [batch, n]."""
+        return (self.logical.gather(1, tokens // PAGE) * PAGE + tokens % PAGE).to(torch.int32)
+
+    def choose(self, tokens: torch.Tensor) -> None:
+        """What the launches to come select: tokens [batch, k]."""
+        self.tokens = tokens
+        self.selection.copy_(self.slots(tokens))
+
+    def make_resident(self) -> None:
+        """Every page of the requests gets a device page of its own number. For `launch` only: no rows are there."""
+        self.tables.page_map[self.logical] = self.logical.to(torch.int32)
+
+    def reset(self) -> None:
+        """The hot tables as they were before the step."""
+        self.tables.hot_slot.copy_(self._fresh[0])
+        self.tables.hot_stamp.copy_(self._fresh[1])
+        self.tables.clock.fill_(_CLOCK)
+
+    def launch(self, **options: Any) -> None:
+        resolve.resolve(
+            self.tables, self.group, self.selection, self.request, 1, self.out, self.stats, **options
+        )
+
+    def poison(self) -> None:
+        """Reset, with the right bytes in the hot entries that the selection uses and no others anywhere."""
+        self.reset()
+        base = self.request.unsqueeze(1) * self.placement.context
+        used = torch.isin(base + self.placement.hot, base + self.tokens)
+        device_rows = self.tables.hot_rows[used].long()
+        host_rows = self.placement.host_rows(self.placement.hot)[used]
+        for plane in self.group.planes:
+            plane.rows.fill_(_POISON)
+            plane.rows[device_rows] = self._expected(host_rows, plane.host_offset)
+
+    def _expected(self, host_rows: torch.Tensor, offset: int) -> torch.Tensor:
+        return expected_bytes(self.group.host, host_rows, self.pool, offset, self.planes[0].shape[1])
+
+    def wrong_rows(self) -> int:
+        """Selected rows whose bytes in any plane are not those of their host rows, after a launch on `poison`."""
+        host_rows = self.placement.host_rows(self.tokens).flatten()
+        out = self.out.flatten().long()
+        bad = out < 0
+        for plane in self.group.planes:
+            bad |= (plane.rows[out.clamp(min=0)] != self._expected(host_rows, plane.host_offset)).any(dim=1)
+        return int(bad.sum())

@@ -33,11 +33,11 @@ inline PlaneTable plane_table(tvm::ffi::TensorView planes, int64_t first, int64_
 struct Resolve {
   static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index, tvm::ffi::TensorView hot_rows,
                   tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot, tvm::ffi::TensorView hot_stamp,
-                  tvm::ffi::TensorView clock, int64_t group, tvm::ffi::TensorView planes, int64_t planes_read,
+                  tvm::ffi::TensorView clock, int64_t group, tvm::ffi::TensorView planes, int64_t leader_chunks,
                   int64_t host, int64_t host_row_bytes, tvm::ffi::TensorView selection,
                   tvm::ffi::TensorView request, int64_t rows_per_request, tvm::ffi::TensorView out,
                   tvm::ffi::TensorView stats, tvm::ffi::TensorView heat, tvm::ffi::TensorView miss_rows,
-                  tvm::ffi::TensorView miss_count, bool reads_rows, int64_t blocks) {
+                  tvm::ffi::TensorView miss_count, int64_t split_below, bool reads_rows, int64_t blocks) {
     using namespace sglang::host;
     auto pages = SymbolicSize{"pages"}, requests = SymbolicSize{"requests"}, groups = SymbolicSize{"groups"};
     auto tables = SymbolicSize{"tables"}, hot = SymbolicSize{"hot rows"};
@@ -128,7 +128,9 @@ struct Resolve {
         .wide_request = id.is_type<int64_t>(),
         .reads_rows = reads_rows,
         .host_row_bytes = host_row_bytes,
-        .planes = plane_table(planes, 0, planes_read, host, host_row_bytes),
+        .leader_chunks = int32_t(leader_chunks),
+        .split_below = int32_t(std::min<int64_t>(split_below, kMaxEntries + 1)),
+        .planes = plane_table(planes, 0, planes.size(0), host, host_row_bytes),
     };
     LaunchKernel launch(static_cast<uint32_t>(batch.unwrap() * blocks), kThreads, device.unwrap(), smem);
     launch.enable_pdl();

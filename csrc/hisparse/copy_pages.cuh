@@ -45,8 +45,8 @@ __global__ __launch_bounds__(kCopyThreads, 1) void copy_pages_kernel(const __gri
     if (device < 0 || host < 0) continue;
     const PlaneTable& planes = tables[group];
     const PageRows rows{int(host * kPage), int(device * kPage)};
-    const Gather<PageRows, kToHost> copy{planes, rows, p.groups[group].host_row_bytes, kPage * planes.chunks,
-                                         kCopyThreads};
+    const Gather<PageRows, kToHost> copy{planes, rows, p.groups[group].host_row_bytes, planes.chunks,
+                                         kPage * planes.chunks, kCopyThreads};
     copy.run(int(threadIdx.x));
   }
 }

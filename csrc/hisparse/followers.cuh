@@ -37,7 +37,7 @@ __global__ __launch_bounds__(kThreads, 1) void followers_kernel(const __grid_con
   for (int b = 0; b < p.batch; b++) {
     const int total = counts[b] * p.planes.chunks;
     const ListedRows rows{p.miss_rows + int64_t(b) * p.miss_stride};
-    const Gather<ListedRows> gather{p.planes, rows, p.host_row_bytes, total, step};
+    const Gather<ListedRows> gather{p.planes, rows, p.host_row_bytes, p.planes.chunks, total, step};
     gather.run(at);
     at = (at - total) % step;
     if (at < 0) at += step;

@@ -18,7 +18,7 @@ struct PlaneTable {
   int64_t host[kMaxPlanes];    // host row r, the same chunk:           host + r * host_row_bytes + k * 16
   int32_t row_bytes[kMaxPlanes];
   int32_t end[kMaxPlanes];  // first chunk behind the plane
-  int32_t chunks;           // of all planes
+  int32_t chunks;           // of all planes; a copy may take the first of them only
 
   // The planes first .. first + count - 1 of `planes`; host row 0 is at `host_rows`.
   __host__ __device__ void fill(const GroupPlane* planes, int first, int count, int64_t host_rows) {
@@ -47,16 +47,17 @@ struct Gather {
   const PlaneTable& planes;
   Rows rows;
   int64_t host_row_bytes;
-  int total;  // rows * planes.chunks
-  int step;   // threads that share the range
+  int chunks;  // of a row
+  int total;   // rows * chunks
+  int step;    // threads that share the range
 
   __device__ uint8_t* on_host(int at) const {
-    const int row = at / planes.chunks, c = at - row * planes.chunks;
+    const int row = at / chunks, c = at - row * chunks;
     return reinterpret_cast<uint8_t*>(planes.host[planes.plane_of(c)] +
                                       int64_t(rows.host_row(row)) * host_row_bytes + c * kChunk);
   }
   __device__ uint8_t* on_device(int at) const {
-    const int row = at / planes.chunks, c = at - row * planes.chunks, p = planes.plane_of(c);
+    const int row = at / chunks, c = at - row * chunks, p = planes.plane_of(c);
     return reinterpret_cast<uint8_t*>(planes.device[p] +
                                       int64_t(rows.device_row(row)) * planes.row_bytes[p] + c * kChunk);
   }

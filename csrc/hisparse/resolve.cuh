@@ -63,7 +63,9 @@ struct ResolveParams {
   bool wide_request;  // request ids are int64
   bool reads_rows;    // false: everything but the bytes, to see what they cost
   int64_t host_row_bytes;
-  PlaneTable planes;  // the planes whose rows are read here
+  int32_t leader_chunks;  // of the leader's planes, which come first
+  int32_t split_below;    // a request with fewer misses reads those only and lists its rows; never without a list
+  PlaneTable planes;      // of the group
 };
 
 // Shared memory of one block. The host sizes it with bytes(), the kernel cuts it with the constructor.
@@ -262,8 +264,10 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const int victims = min(misses, usable - hits);
   const MissRows mine{w.miss_row, w.victim_row, rank, blocks};
   const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
-  const int total = p.reads_rows ? rows * p.planes.chunks : 0;
-  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, total, kThreads};
+  const bool lists = p.miss_rows != nullptr && victims < p.split_below;
+  const int chunks = lists ? p.leader_chunks : p.planes.chunks;
+  const int total = p.reads_rows ? rows * chunks : 0;
+  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, chunks, total, kThreads};
   constexpr bool kEarly = kEntries <= 4;  // with 8 entries a thread has no registers left to hold them
   int4 chunk[kDepth];
   if constexpr (kEarly) gather.load(tid, chunk);
@@ -289,7 +293,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
       if (writes) {
         hot_slot[e] = w.slot[w.miss[j]];
         hot_stamp[e] = now;
-        if (p.miss_rows != nullptr) p.miss_rows[int64_t(batch) * p.miss_stride + j] = {w.miss_row[j], device_row};
+        if (lists) p.miss_rows[int64_t(batch) * p.miss_stride + j] = {w.miss_row[j], device_row};
       }
     });
     __syncthreads();
@@ -303,7 +307,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
     }
     if (tid == 0) {
       if (t >= 0) p.clock[t] = now;
-      if (p.miss_count != nullptr) p.miss_count[batch] = victims;
+      if (lists) p.miss_count[batch] = victims;
     }
     count(p, 1, hits);
     count(p, 2, victims);

@@ -72,6 +72,7 @@ def resolve(
     strict: bool = False,
     copy_rows: bool = True,
     misses: MissList | None = None,
+    split_below: int = 2**31,
     heat: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Turn the slots one index group selected into device rows, fetching the rows that are missing.
@@ -87,6 +88,7 @@ def resolve(
     copy_rows         False: everything but the bytes (the oracle of benchmarks; rows then hold garbage)
     misses            filled with what was fetched, request by request; only the leader's planes are fetched then, and
                       `fetch_followers` has to bring the others before the layers behind the leader read
+    split_below       a request with as many misses or more is not listed: all its planes are fetched at once
     heat              int32 [P + 1], added to: 1 for the page of every 16th entry of a request that selects something
 
     Returns `out`. Writes hot_slot, hot_stamp and clock of the group, and the device rows of entries taken.
@@ -102,7 +104,9 @@ def resolve(
     if misses is not None:
         misses.count[: len(request)] = 0
     if spilled.any():
-        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict, copy_rows, misses)
+        _resolve_spilled(
+            tables, group, slots, spilled, request, rows, counts, strict, copy_rows, misses, split_below
+        )
     result = rows.view(selection.shape).to(torch.int32)
     if stats is not None:
         stats += torch.tensor(counts, device=stats.device)
@@ -160,6 +164,7 @@ def _resolve_spilled(
     strict: bool,
     copy_rows: bool,
     misses: MissList | None,
+    split_below: int,
 ) -> None:
     """Steps 2 to 6 for all requests at once: fills `rows` [Q, n] where `spilled`, writes the group's tables.
 
@@ -180,10 +185,14 @@ def _resolve_spilled(
         users, owner = torch.unique(batch[leased], return_inverse=True)
         t = tables.hot_index[request[users].long()].long()  # [a]
         row_of[leased], fetched = _place(tables, group, t, owner, slot[leased], counts, strict)
+        request_of, host_rows, device_rows = users[owner[fetched[0]]], *fetched[1:]
+        few = torch.bincount(request_of, minlength=len(request))[request_of] < split_below
+        listed = few if misses is not None else torch.zeros_like(few)
         if misses is not None:
-            _list_misses(misses, users[owner[fetched[0]]], *fetched[1:])
+            _list_misses(misses, request_of[listed], host_rows[listed], device_rows[listed])
         if copy_rows:
-            _read_host(group, *fetched[1:], 0, group.leader_planes if misses is not None else None)
+            _read_host(group, host_rows, device_rows, 0, group.leader_planes)
+            _read_host(group, host_rows[~listed], device_rows[~listed], group.leader_planes)
     rows[which, at] = row_of[inverse]
 
 

@@ -63,6 +63,7 @@ def resolve(
     *,
     copy_rows: bool = True,
     misses: MissList | None = None,
+    split_below: int = MAX_ENTRIES + 1,
     heat: torch.Tensor | None = None,
     blocks: int | None = None,
 ) -> torch.Tensor:
@@ -78,18 +79,19 @@ def resolve(
     if selection.device.type != "cuda":
         return reference.resolve(
             tables, group, selection, request, rows_per_request, out, stats,
-            copy_rows=copy_rows, misses=misses, heat=heat,
+            copy_rows=copy_rows, misses=misses, split_below=split_below, heat=heat,
         )  # fmt: skip
     if out is None:
         out = torch.empty_like(selection)
     prepare()(
         tables.page_map, tables.hot_index, tables.hot_rows, tables.hot_len, tables.hot_slot, tables.hot_stamp,
-        tables.clock, group.index, group.plane_table, group.leader_planes if misses else len(group.planes),
+        tables.clock, group.index, group.plane_table, group.leader_bytes // 16,
         group.host.data_ptr(), group.host_row_bytes, selection, request, rows_per_request, out,
         selection.new_empty(0, dtype=torch.int64) if stats is None else stats,
         selection.new_empty(0) if heat is None else heat,
         selection.new_empty(0, 0, 2) if misses is None else misses.rows,
         selection.new_empty(0) if misses is None else misses.count,
+        split_below,
         copy_rows,
         blocks_for(len(request)) if blocks is None else blocks,
     )  # fmt: skip

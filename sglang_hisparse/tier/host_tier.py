@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
+from sglang_hisparse.tier.followers import FollowerFetch
 from sglang_hisparse.tier.host_pool import HostPool
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
 from sglang_hisparse.tier.mover import Mover
@@ -80,6 +80,12 @@ class HostTier:
         self.audit = Audit(self.layout, capacity.host_pages) if has_host and config.audit != "off" else None
         self.mover = Mover(self.layout, self.tables, self.audit)
         self.selected = SelectionCounters(len(selector.groups), device)
+        widest = max((len(layers) for layers in selector.groups), default=1)
+        self.followers = (
+            FollowerFetch(request_rows, selector.top_k, device, copy_rows)
+            if device.type == "cuda" and has_host and widest > 1
+            else None
+        )
         self.most_running = 0
         self.deferred: dict[str, int] = {}
 
@@ -136,13 +142,29 @@ class HostTier:
         return (self.tables.page_map[slots >> 6].to(slots.dtype) << 6) | (slots & 63)
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
-        """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows; spilled rows are
-        fetched for all layers of the group. Call it for the leader only. Graph-safe on CUDA."""
+        """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
+        leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
-        more: dict[str, Any] = {} if self.copy_rows else {"copy_rows": False}
-        return resolve_kernel.resolve(
-            self.tables, group, selection, request, 1, stats=self.selected.rows[group.index], **more
+        split = self.followers if len(group.layers) > 1 else None
+        rows = resolve_kernel.resolve(
+            self.tables,
+            group,
+            selection,
+            request,
+            1,
+            stats=self.selected.rows[group.index],
+            copy_rows=self.copy_rows,
+            misses=split.misses if split else None,
+            split_below=split.split_below(len(request)) if split else 0,
         )
+        if split:
+            split.start(group, len(request))
+        return rows
+
+    def wait_for_rows(self, group: Group) -> None:
+        """Before a follower of `group` reads the rows that its leader resolved. Graph-safe."""
+        if self.followers is not None:
+            self.followers.wait(group)
 
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV

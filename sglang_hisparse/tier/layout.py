@@ -156,6 +156,11 @@ class Group:
         return sum(plane.layer == self.layers[0] for plane in self.planes)
 
     @property
+    def leader_bytes(self) -> int:
+        """Bytes of one token in the leader's planes."""
+        return sum(plane.row_bytes for plane in self.planes[: self.leader_planes])
+
+    @property
     def device(self) -> torch.device:
         return self.planes[0].rows.device
 

@@ -302,6 +302,22 @@ def test_followers_get_the_rows_that_the_leader_fetched():
             assert torch.equal(plane.rows[out[row][found].long()], want[found])
 
 
+def test_a_request_with_many_misses_is_fetched_at_once():
+    world = World.make(random.Random(6), group_layers=[(0, 1)], planes=MLA)
+    world.spill(1, 0)
+    group, misses = world.layout.groups[0], resolve.MissList.create(2, 4, "cpu")
+    selection = torch.tensor([[64, 65, 66, 67], [64, 65, -1, -1]], dtype=torch.int32)
+    out = resolve.resolve(
+        world.tables, group, selection, torch.tensor([5, 1]), 1, misses=misses, split_below=3
+    )
+    assert misses.count.tolist() == [0, 2]
+    wanted = slot_bytes(torch.arange(64, 68), 1, "latent", 48)
+    rows = group.planes[1].rows
+    assert torch.equal(rows[out[0].long()], wanted) and not torch.equal(rows[out[1, :2].long()], wanted[:2])
+    resolve.fetch_followers(group, misses, 2)
+    assert torch.equal(rows[out[1, :2].long()], wanted[:2])
+
+
 def test_without_bytes_everything_else_is_the_same():
     worlds = [one_group(), one_group()]
     for world, copy_rows in zip(worlds, (True, False), strict=True):

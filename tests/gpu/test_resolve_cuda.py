@@ -1,4 +1,4 @@
-"""The CUDA resolve kernel equals the torch reference bit for bit: rows, bytes, tables and counters.
+"""The CUDA resolve kernels equal the torch reference bit for bit: rows, bytes, tables, lists and counters.
 
 `-k small` is the subset that sanitize.sh runs.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 
-from sglang_hisparse.kernels import reference, resolve
+from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
 
 pytestmark = [
@@ -70,10 +70,13 @@ class Twin:
         host = self.bytes(case.pages * PAGE, case.layers * sum(case.planes)).pin_memory()
         self.cpu_group, self.cpu = self.pool(buffers, host, "cpu")
         self.cuda_group, self.cuda = self.pool(buffers, host, DEVICE)
-        self.stats = {
-            "cpu": torch.zeros(4, dtype=torch.int64),
-            DEVICE: torch.zeros(4, dtype=torch.int64, device=DEVICE),
-        }
+        self.stats, self.heat, self.misses = {}, {}, {}
+        for device in ("cpu", DEVICE):
+            self.stats[device] = torch.zeros(4, dtype=torch.int64, device=device)
+            self.heat[device] = torch.zeros(case.pages + 1, dtype=torch.int32, device=device)
+            self.misses[device] = resolve.MissList.create(REQUESTS + 2, case.q * case.width, device)
+        self.split_below = 0
+        self.copy_rows = True
         hot = torch.randperm(TABLES * case.hot_rows, generator=self.random) + (1 + case.pages) * PAGE
         hot_len = [case.hot_rows, max(case.hot_rows - 13, 0), max(case.width // 2, 1), 0]
         for tables in (self.cpu, self.cuda):
@@ -128,14 +131,38 @@ class Twin:
             self.previous = self.uniform(4)
         return selection.view(rows, self.case.width)
 
-    def expected(self, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
-        return reference.resolve(
-            self.cpu, self.cpu_group, selection, request, self.case.q, stats=self.stats["cpu"]
+    def run(self, selection: torch.Tensor, request: torch.Tensor, out=None, blocks=None) -> torch.Tensor:
+        """Resolve, and fetch for followers where rows are split, on the device of `selection`."""
+        device = "cpu" if selection.device.type == "cpu" else DEVICE
+        tables, group = (self.cpu, self.cpu_group) if device == "cpu" else (self.cuda, self.cuda_group)
+        misses = self.misses[device] if self.split_below else None
+        out = resolve.resolve(
+            tables,
+            group,
+            selection,
+            request,
+            self.case.q,
+            out,
+            self.stats[device],
+            copy_rows=self.copy_rows,
+            misses=misses,
+            split_below=self.split_below,
+            heat=self.heat[device],
+            blocks=blocks,
         )
+        if misses is not None:
+            resolve.fetch_followers(group, misses, len(request), copy_rows=self.copy_rows, blocks=3)
+        return out
 
     def check(self, selection: torch.Tensor, request: torch.Tensor, out: torch.Tensor) -> None:
         """`out` of the kernel, and everything it wrote, against the reference run now on the CPU twin."""
-        assert torch.equal(out.cpu(), self.expected(selection, request))
+        assert torch.equal(out.cpu(), self.run(selection, request))
+        assert torch.equal(self.heat[DEVICE].cpu(), self.heat["cpu"])
+        if self.split_below:
+            ours, theirs = self.misses[DEVICE], self.misses["cpu"]
+            assert torch.equal(ours.count.cpu(), theirs.count)
+            for row, count in enumerate(theirs.count.tolist()):
+                assert torch.equal(ours.rows[row, :count].cpu(), theirs.rows[row, :count])
         for field in fields(HotTables):
             assert torch.equal(getattr(self.cuda, field.name).cpu(), getattr(self.cpu, field.name)), (
                 field.name
@@ -144,17 +171,10 @@ class Twin:
             assert torch.equal(ours.rows.cpu(), theirs.rows), (ours.layer, ours.name)
         assert torch.equal(self.stats[DEVICE].cpu(), self.stats["cpu"])
 
-    def step(self) -> None:
+    def step(self, blocks: int | None = None) -> None:
         request = self.requests()
         selection = self.select(len(request) * self.case.q)
-        out = resolve.resolve(
-            self.cuda,
-            self.cuda_group,
-            selection.to(DEVICE),
-            request.to(DEVICE),
-            self.case.q,
-            stats=self.stats[DEVICE],
-        )
+        out = self.run(selection.to(DEVICE), request.to(DEVICE), blocks=blocks)
         self.check(selection, request, out)
         self.move_pages(
             1 + torch.randperm(self.case.pages, generator=self.random)[: 1 + self.case.pages // 10]
@@ -164,8 +184,8 @@ class Twin:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_step_of_a_trace_equals_the_reference(case: Case) -> None:
     twin = Twin(case, seed=CASES.index(case))
-    for _ in range(case.steps):
-        twin.step()
+    for step in range(case.steps):
+        twin.step(blocks=(None, 1, 2, 4, 8)[step % 5])
     resident, hot, missed, overflow = twin.stats["cpu"].tolist()
     assert resident and missed and overflow
     assert hot or case.hot_rows == 1
@@ -173,11 +193,13 @@ def test_every_step_of_a_trace_equals_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("stamps", [1, 3, 300, 70_000, 2**31], ids=lambda n: f"small-{n}")
 def test_any_table_contents(stamps: int) -> None:
-    """Victims by (stamp, entry) whatever the stamps; of entries with the same slot the lowest is the hit."""
+    """Victims by (age, entry) whatever the stamps."""
     twin = Twin(Case("tables", q=1, width=512, hot_rows=1500, planes=(16,), pages=40), seed=stamps % 7)
     shape = twin.cpu.hot_slot.shape
     low = INT32_MIN if stamps == 2**31 else 0
-    slot = torch.where(twin.integers(0, 3, shape.numel()) == 0, -1, twin.uniform(shape.numel())).view(shape)
+    # A table caches a slot once; it may cache slots of pages that were freed or are resident.
+    slots = torch.randperm(41 * PAGE, generator=twin.random)[: shape[-1]].to(torch.int32).expand(shape)
+    slot = torch.where(twin.integers(0, 3, shape.numel()).view(shape) == 0, -1, slots)
     stamp = twin.integers(low, stamps, shape.numel(), torch.int64).to(torch.int32).view(shape)
     for tables in (twin.cpu, twin.cuda):
         tables.hot_slot.copy_(slot)
@@ -194,16 +216,23 @@ def test_resident_selections_read_and_write_no_hot_table_small() -> None:
     assert twin.stats["cpu"][1:].tolist() == [0, 0, 0] and not twin.cuda.clock.any()
 
 
-def test_out_may_be_the_selection_small() -> None:
+@pytest.mark.parametrize("split_below", [10_000, 300, 1], ids=["all", "some", "none"])
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8]], ids=lambda case: case.name)
+def test_followers_rows_come_apart(case: Case, split_below: int) -> None:
+    """Listed requests get the leader's rows from resolve and the others from the fetch; the rest all at once."""
+    twin = Twin(case)
+    twin.split_below = split_below
+    for _ in range(3):
+        twin.step()
+    assert twin.stats["cpu"][2] > 0
+
+
+def test_without_bytes_small() -> None:
     twin = Twin(CASES[1])
-    request = twin.requests()
-    selection = twin.select(len(request) * twin.case.q)
-    given = selection.to(DEVICE, copy=True)
-    out = resolve.resolve(
-        twin.cuda, twin.cuda_group, given, request.to(DEVICE), twin.case.q, given, twin.stats[DEVICE]
-    )
-    assert out is given
-    twin.check(selection, request, given)
+    twin.copy_rows = False
+    for _ in range(3):
+        twin.step()
+    assert twin.stats["cpu"][2] > 0
 
 
 @pytest.mark.parametrize("case", [CASES[4], CASES[7]], ids=lambda case: case.name)
@@ -214,8 +243,10 @@ def test_a_captured_graph_follows_selections_and_page_map(case: Case) -> None:
     selection = torch.zeros(len(padded) * case.q, case.width, dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(selection)
 
+    twin.split_below = 700  # some requests are split, some not
+
     def launch() -> None:
-        resolve.resolve(twin.cuda, twin.cuda_group, selection, request, case.q, out, twin.stats[DEVICE])
+        twin.run(selection, request, out)
 
     launch()  # padded rows only: builds the kernel and changes nothing
     graph = torch.cuda.CUDAGraph()
@@ -267,5 +298,12 @@ def test_limits_are_refused_with_numbers_small() -> None:
     narrow = torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
     with pytest.raises(RuntimeError, match="not 1 requests of 2"):
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 2)
+    with pytest.raises(RuntimeError, match="out must be other memory"):
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, narrow)
+    with pytest.raises(RuntimeError, match="1, 2, 4 or 8 blocks, not by 3"):
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, blocks=3)
+    with pytest.raises(RuntimeError, match=r"the list of misses holds 1 requests of 2 rows"):
+        few = resolve.MissList.create(1, 2, DEVICE)
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, misses=few)
     with pytest.raises(RuntimeError, match=r"[Dd]type|DType"):
         resolve.resolve(twin.cuda, twin.cuda_group, narrow.long(), request, 1)

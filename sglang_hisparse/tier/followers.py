@@ -1,0 +1,48 @@
+"""Rows of an index group's followers, fetched on a side stream under the compute between the leader and them.
+
+    main   resolve (leader's rows, list of misses) | leader's attention and MLP | wait | follower's attention
+    side                                           | followers' rows -----------+
+
+Both streams are part of a captured decode graph. The list is shared by all groups: the next leader resolves after
+this group's followers have waited.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_hisparse.kernels import resolve as kernels
+from sglang_hisparse.tier.layout import Group
+
+SPLIT_ROWS = 4096
+"""Misses of all requests of a step up to which the leader's rows come first and the followers' apart. With more, the
+link is busy for longer than the compute that could hide it, and one long read a miss uses it best."""
+
+
+class FollowerFetch:
+    """One per tier on CUDA. `entries`: most entries that a request selects in one step."""
+
+    def __init__(self, batch: int, entries: int, device: torch.device, copy_rows: bool) -> None:
+        self.misses = kernels.MissList.create(batch, entries, device)
+        self._copy_rows = copy_rows
+        self._stream = torch.cuda.Stream(device)
+        self._fetching: int | None = None
+
+    @staticmethod
+    def split_below(batch: int) -> int:
+        """Misses of a request from which on all planes are fetched at once, when `batch` requests are resolved."""
+        return max(1, SPLIT_ROWS // max(1, batch))
+
+    def start(self, group: Group, batch: int) -> None:
+        """Behind the leader's resolve on the current stream: fetch what it listed. Graph-safe."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            kernels.fetch_followers(group, self.misses, batch, copy_rows=self._copy_rows)
+        self._fetching = group.index
+
+    def wait(self, group: Group) -> None:
+        """Before a follower reads: the current stream goes on once the group's rows are there. Graph-safe."""
+        if self._fetching == group.index:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._fetching = None

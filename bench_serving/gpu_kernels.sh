@@ -13,7 +13,7 @@ out=$(mkdir -p "$1" && cd "$1" && pwd); shift
   nvcc --version | tail -1
   git rev-parse HEAD 2>/dev/null
 } > "$out/environment.txt"
-timeout "${LIMIT_S:-400}" python3 -m bench_serving.kernels.run --out "$out" ${*:+--only "$@"} > "$out/run.txt" 2>&1
+timeout "${LIMIT_S:-300}" python3 -m bench_serving.kernels.run --out "$out" ${*:+--only "$@"} > "$out/run.txt" 2>&1
 echo "exit $?" >> "$out/run.txt"
 grep -E '^\[|^exit' "$out/run.txt"
 python3 -m bench_serving.kernels.report "$out" | tee "$out/tables.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_hisparse.kernels import pages, resolve
@@ -38,12 +39,12 @@ def start(bench: Bench) -> Building | None:
     """Begin to build what the sections launch on this device; None where nothing is built."""
     if bench.device.type != "cuda":
         return None
-    from sglang.kernels.ops.kvcache import hisparse as stock
-
     k, hot = bench.sizes.k, bench.sizes.hot
 
-    def swap_in(row_bytes: int, plan: bool) -> Callable[[], Any]:
-        return lambda: stock._jit_sparse_module(
+    def swap_in(row_bytes: int, plan: bool) -> Any:
+        from sglang.kernels.ops.kvcache import hisparse as stock
+
+        return stock._jit_sparse_module(
             row_bytes,
             BLOCK_SIZE,
             k,
@@ -54,15 +55,20 @@ def start(bench: Bench) -> Building | None:
             skip_io=False,
         )
 
+    def shared() -> Any:
+        from sglang.kernels.ops.kvcache import hisparse as stock
+
+        return stock._jit_copy_planned_module(1024, True, False, False)
+
     return Building(
         bench,
         {
             "resolve": resolve.prepare,
             "pages": pages.prepare,
             "gather": gather.prepare,
-            "stock 656": swap_in(656, False),
-            "stock 1152": swap_in(1152, False),
-            "stock 656 with plan": swap_in(656, True),
-            "stock shared": lambda: stock._jit_copy_planned_module(1024, True, False, False),
+            "stock 656": partial(swap_in, 656, False),
+            "stock 1152": partial(swap_in, 1152, False),
+            "stock 656 with plan": partial(swap_in, 656, True),
+            "stock shared": shared,
         },
     )

@@ -49,6 +49,16 @@ class Timer:
             self._stream = torch.cuda.Stream(device)
             self._start, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
             self._pool = torch.cuda.graph_pool_handle()
+            self.inside = self._events_work_inside()
+
+    def _events_work_inside(self) -> bool:
+        """Whether events that are nodes of a graph give the time of something known to take 20 us at least."""
+        self._flush.zero_()
+        try:
+            return min(self.measure(self._flush.zero_, replays=3).us) > 10
+        except RuntimeError as error:
+            print(f"events stay outside the graphs: {error}")
+            return False
 
     def measure(self, launch: Launch, before: Launch | None = None, *, replays: int | None = None) -> Times:
         """Time `launch`, which must have run once already (builds, first-use work). `before` is not timed.

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from sglang_hisparse import pin
-from sglang_hisparse.commands import check
+from sglang_hisparse.commands import check, plan
 
-COMMANDS = (check,)
+COMMANDS = (check, plan)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -84,6 +84,14 @@ def test_entry_point_loads_without_sglang(found: dict) -> None:
     assert found["callable"] == [True]
 
 
+def test_planning_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """The page's parts are package data."""
+    page = tmp_path / "plan.html"
+    command = ("-m", "sglang_hisparse.cli", "plan", "--model", "GLM-5.2", "--tp", 8, "--html", page)
+    assert f"Page: {page}" in _run(installed, *command)
+    assert "function makePlan" in page.read_text()
+
+
 @pytest.mark.parametrize("folder", ["csrc", "patches"])
 def test_folders_beside_the_package_are_in_it(found: dict, folder: str) -> None:
     if not (ROOT / folder).is_dir():

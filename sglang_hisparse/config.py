@@ -19,6 +19,7 @@ OPEN_PAGES = 2
 
 SELECTORS = ("auto", "quest")
 AUDITS = ("off", "sampled", "full")
+SPILL_ORDERS = ("position", "heat")
 QUEST_PAGES = (16, 32, 64)
 
 
@@ -34,6 +35,7 @@ class HiSparseConfig:
     page_size        Quest: positions of one selectable page.
     top_k            Quest: positions a step attends to, recent window included.
     recent_tokens    Quest: newest positions that are always attended to.
+    spill_order      which pages of a request leave first: position (the oldest), heat (those selected least lately).
     audit            compare host bytes with what was written: off, sampled (a few pages a step), full.
     force_spill      tests: share of every request's sealed pages that is spilled in every step.
     """
@@ -46,6 +48,7 @@ class HiSparseConfig:
     page_size: int | None = None
     top_k: int | None = None
     recent_tokens: int | None = None
+    spill_order: str = "position"
     audit: str = "off"
     force_spill: float = 0.0
 
@@ -86,6 +89,7 @@ class HiSparseConfig:
                 f"{self.high_watermark}; cleaning has to start before spilling, for example 0.85 and 0.95"
             )
         _choice("selector", self.selector, SELECTORS)
+        _choice("spill_order", self.spill_order, SPILL_ORDERS)
         _choice("audit", self.audit, AUDITS)
         for name in ("hot_rows", "top_k", "recent_tokens"):
             value = getattr(self, name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 READINGS_KEPT = 32
-"""Readings after which scores are scaled back; older counts weigh less than 2 ** -32 of a new one."""
+"""Readings after which scores are scaled back. A count that is so old weighs 2 ** -32, and is dropped."""
 
 
 class Heat:
@@ -27,7 +27,7 @@ class Heat:
     def clear(self) -> None:
         """Forget every page."""
         self._scores: dict[int, int] = {}
-        self._shift = 0
+        self._shift = READINGS_KEPT
         self._hottest = 1
         self.readings += 1
 
@@ -35,10 +35,10 @@ class Heat:
         """A reading: logical page -> selections since the last one. Pages without any may be left out. O(counts)."""
         self.readings += 1
         self._shift += 1
-        if self._shift == READINGS_KEPT:
+        if self._shift == 2 * READINGS_KEPT:
             scaled = ((page, score >> READINGS_KEPT) for page, score in self._scores.items())
             self._scores = {page: score for page, score in scaled if score}
-            self._shift = 0
+            self._shift = READINGS_KEPT
         for page, count in counts.items():
             if count > 0:
                 self._scores[page] = self._scores.get(page, 0) + (count << self._shift)

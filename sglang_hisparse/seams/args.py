@@ -141,6 +141,12 @@ def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
         _check_dsa(args)
     else:
         _check_quest(args)
+    if config.spill_order == "heat" and args.tp_size > 1:
+        raise refuse(
+            f'"spill_order": "heat" with --tp-size {args.tp_size}',
+            "ranks read their counts at different times and would spill different pages",
+            'Leave spill_order out, or "spill_order": "position"',
+        )
     ranks = -(-args.dp_size * args.tp_size // args.nnodes)
     check_host_pool(config.host_pool_gib, ranks, host_limits())
 

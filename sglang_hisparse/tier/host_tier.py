@@ -17,6 +17,7 @@ from sglang_hisparse.tier.followers import FollowerFetch
 from sglang_hisparse.tier.host_pool import HostPool
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
 from sglang_hisparse.tier.mover import Mover
+from sglang_hisparse.tier.page_heat import PageHeat
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +76,13 @@ class HostTier:
                 low_watermark=config.low_watermark if has_host else 1.0,
                 high_watermark=config.high_watermark if has_host else 1.0,
                 force_spill=config.force_spill if has_host else 0.0,
+                spill_order=config.spill_order,
             ),
         )
         self.audit = Audit(self.layout, capacity.host_pages) if has_host and config.audit != "off" else None
         self.mover = Mover(self.layout, self.tables, self.audit)
+        by_heat = has_host and config.spill_order == "heat"
+        self.heat = PageHeat(capacity.logical_pages, device) if by_heat else None
         self.selected = SelectionCounters(len(selector.groups), device)
         widest = max((len(layers) for layers in selector.groups), default=1)
         self.followers = (
@@ -97,6 +101,10 @@ class HostTier:
         `decode_rows`: request rows that this forward decodes (None: it does not decode). RuntimeError where one of
         them lacks hot rows: serving it would read wrong rows.
         """
+        if self.heat is not None and self.planner.heat is not None:
+            counts = self.heat.poll()
+            if counts is not None:
+                self.planner.heat.add(counts)
         self.planner.step()
         requests = self.residency.requests
         for row in decode_rows or ():
@@ -145,6 +153,8 @@ class HostTier:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
         leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
+        if self.heat is not None:
+            self.heat.count(selection, request)
         split = self.followers if len(group.layers) > 1 else None
         rows = resolve_kernel.resolve(
             self.tables,

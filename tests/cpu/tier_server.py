@@ -57,6 +57,7 @@ def tier_of(sizes: Sizes, groups: tuple[tuple[int, ...], ...], audit: str = "off
         low_watermark=options.low_watermark,
         high_watermark=options.high_watermark,
         audit=audit,
+        spill_order=options.spill_order,
         force_spill=options.force_spill,
     )
     selector = Selector("test", options.hot_min * PAGE, groups, sizes.reads_host)

@@ -102,6 +102,7 @@ def test_server_info(watched: Server) -> None:
         "hot_rows": 2 * QUEST["top_k"],
         "low_watermark": 0.85,
         "high_watermark": 0.95,
+        "spill_order": "position",
         "audit": "sampled",
         "force_spill": 0.0,
         **QUEST,

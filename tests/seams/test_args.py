@@ -84,6 +84,13 @@ def test_flags_that_do_not_go_together(models: dict[str, Path], flags: dict[str,
     assert message in str(caught.value)
 
 
+def test_heat_is_for_one_rank(models: dict[str, Path]) -> None:
+    options = QUEST | {"spill_order": "heat"}
+    resolve(models["qwen3-tiny"], options)
+    with pytest.raises(ValueError, match='"spill_order": "heat" with --tp-size 2: ranks read their counts'):
+        resolve(models["qwen3-tiny"], options, tp_size=2)
+
+
 @pytest.mark.parametrize(("flags", "ranks"), [({}, 1), ({"tp_size": 2}, 2)])
 def test_host_pool_larger_than_the_machine(
     models: dict[str, Path], flags: dict[str, Any], ranks: int

@@ -28,6 +28,7 @@ def any_sizes(one_of: Callable[[list[T]], T]) -> Sizes:
         force_spill=one_of([0.0, 0.0, 0.1, 0.5, 1.0]),
         clean_per_step=one_of([1, 3, 64]),
         restore_per_step=one_of([1, 4, 32]),
+        spill_order=one_of(["position", "heat"]),
     )
     device = hot_min + OPEN_PAGES + 2 + one_of([0, 1, 3, 6, 10, 20, 40])
     host = one_of([0, 1, hot_min, hot_min + 1, 16, 24, 40, 60, 80])
@@ -74,6 +75,13 @@ class Events:
     def stop(self, which: int, keep: bool) -> None:
         for sequence in self._some(which):
             self.server.stop(sequence, keep)
+
+    def read_heat(self, seed: int) -> None:
+        """Counts of selections arrive, of pages that are long released too."""
+        heat, rng = self.server.planner.heat, random.Random(seed)
+        if heat is not None:
+            pages = rng.sample(range(1, self.server.sizes.logical + 1), min(10, self.server.sizes.logical))
+            heat.add({page: rng.randrange(100) for page in pages})
 
     def quiet_step(self) -> None:
         """Below the low watermark with nothing spilled, a step copies nothing."""
@@ -156,6 +164,7 @@ def random_events(server: FakeServer, rng: random.Random, count: int) -> None:
         server.forward: 2,
         events.quiet_step: 2,
         events.squeeze: 2,
+        lambda: events.read_heat(bits()): 4,
         lambda: events.make_room(rng.randint(0, 60)): 2,
         lambda: events.borrow(rng.randint(0, 60)): 1,
     }

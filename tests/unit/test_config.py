@@ -40,6 +40,7 @@ def test_every_key_is_read_and_shown() -> None:
         "page_size": 16,
         "top_k": 512,
         "recent_tokens": 64,
+        "spill_order": "heat",
         "audit": "full",
         "force_spill": 0.25,
     }

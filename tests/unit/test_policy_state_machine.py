@@ -139,6 +139,10 @@ class PolicyMachine(RuleBasedStateMachine):
     def quiet_step(self) -> None:
         self.events.quiet_step()
 
+    @rule(seed=bits)
+    def read_heat(self, seed: int) -> None:
+        self.events.read_heat(seed)
+
     @rule()
     def squeeze(self) -> None:
         self.events.squeeze()

@@ -33,6 +33,44 @@ def test_a_step_cleans_the_pages_that_would_be_spilled_next() -> None:
     assert not any(batch.to_host for batch in journal.batches), "a clean page is spilled without a copy"
 
 
+def test_shared_pages_are_cleaned_too_where_they_could_leave() -> None:
+    """Otherwise an allocation that spills a shared prefix would wait for its copies."""
+    planner = planner_of(20, 20, low_watermark=0.5, high_watermark=1.0, clean_per_step=5)
+    residency = planner.residency
+    prefix = own(planner, range(1, 13))
+    for row in range(2):
+        run(planner, row, [*prefix, 13 + 2 * row, 14 + 2 * row])
+    residency.forward_prepared()
+    planner.step()
+    assert sorted(residency.clean_pages) == [1, 2, 3, 4, 5]
+    planner.step()
+    planner.step()
+    planner.step()
+    assert sorted(residency.clean_pages) == prefix, "the open pages of both are not cleaned"
+    residency.forward_prepared()
+    assert planner.make_room(len(residency.free_device) + 6)
+    assert not any(batch.to_host for batch in residency.forward_prepared().batches)
+    residency.check()
+
+
+def test_shared_pages_are_not_cleaned_where_leaving_gains_nothing() -> None:
+    planner = planner_of(12, 20, low_watermark=0.0)
+    prefix = own(planner, range(1, 7))
+    for row in range(2):
+        run(planner, row, [*prefix, 7 + 2 * row, 8 + 2 * row])
+    planner.step()
+    assert not planner.residency.clean_pages, "6 pages for 2 x 3 hot ones"
+
+
+def test_a_page_open_for_one_reader_is_not_cleaned() -> None:
+    planner = planner_of(20, 20, low_watermark=0.0)
+    prefix = own(planner, range(1, 11))
+    run(planner, 0, [*prefix, 11, 12])
+    run(planner, 1, prefix)
+    planner.step()
+    assert sorted(planner.residency.clean_pages) == list(range(1, 9))
+
+
 def test_what_the_coming_forward_writes_or_holds_is_not_cleaned() -> None:
     planner = planner_of(10, 10, low_watermark=0.0)
     own(planner, range(1, 4))

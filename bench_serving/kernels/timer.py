@@ -48,7 +48,6 @@ class Timer:
             self._flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
             self._stream = torch.cuda.Stream(device)
             self._start, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-            self._pool = torch.cuda.graph_pool_handle()
             self.inside = self._events_work_inside()
 
     def _events_work_inside(self) -> bool:
@@ -85,7 +84,7 @@ class Timer:
     def _capture(self, *steps: Launch | None) -> torch.cuda.CUDAGraph:
         # Not torch.cuda.graph: it collects garbage and empties the allocator's cache each time.
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             for step in steps:
                 if step is not None:

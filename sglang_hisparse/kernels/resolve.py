@@ -89,7 +89,7 @@ def resolve(
         group.host.data_ptr(), group.host_row_bytes, selection, request, rows_per_request, out,
         selection.new_empty(0, dtype=torch.int64) if stats is None else stats,
         selection.new_empty(0) if heat is None else heat,
-        selection.new_empty(0, 0, 2) if misses is None else misses.rows,
+        selection.new_empty(0, 1, 2) if misses is None else misses.rows,
         selection.new_empty(0) if misses is None else misses.count,
         split_below,
         copy_rows,

@@ -153,8 +153,6 @@ class HostTier:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
         leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
-        if self.heat is not None:
-            self.heat.count(selection, request)
         split = self.followers if len(group.layers) > 1 else None
         rows = resolve_kernel.resolve(
             self.tables,
@@ -164,6 +162,7 @@ class HostTier:
             1,
             stats=self.selected.rows[group.index],
             copy_rows=self.copy_rows,
+            heat=None if self.heat is None else self.heat.counts,
             misses=split.misses if split else None,
             split_below=split.split_below(len(request)) if split else 0,
         )

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from sglang_hisparse.tier.layout import PAGE
-
 READ_EVERY = 64
 """Forwards from one reading to the next. What was counted before a reading weighs half after it."""
-
-SAMPLE = 16
-"""One of so many selected entries of a row is counted. Top-k writes them in no order, so that any of them will do."""
 
 
 class PageHeat:
     """Sampled selections by logical page. One per tier, only where pages leave by heat.
 
-    `counts`: int32 [pages + 1] on the KV device; keeps its address. Written by `count` (or by a kernel in its stead,
-    which adds 1 to `counts[slot >> 6]`), read and zeroed by `poll`. Page 0 collects what belongs to no page.
+    `counts`: int32 [pages + 1] on the KV device; keeps its address. Added to by resolve, which counts one of
+    `HEAT_STRIDE` selected entries; read and zeroed by `poll`.
     """
 
     def __init__(self, pages: int, device: torch.device) -> None:
@@ -31,14 +26,6 @@ class PageHeat:
         self._copied = torch.cuda.Event() if on_cuda else None
         self._pending = False
         self._forwards = 0
-
-    def count(self, selection: torch.Tensor, request: torch.Tensor) -> None:
-        """Count a sample of `selection`, int32 [rows, k] slots (negative: none), of the rows whose `request`, int32
-        [rows], is not negative: the others are padding and may hold anything. Graph-safe."""
-        sample = selection[:, ::SAMPLE]
-        pages = (sample.clamp(min=0) // PAGE).clamp(max=len(self.counts) - 1)
-        pages = torch.where(request[:, None] >= 0, pages, 0)
-        self.counts.index_add_(0, pages.reshape(-1), torch.ones_like(pages, dtype=torch.int32).reshape(-1))
 
     def poll(self) -> dict[int, int] | None:
         """Once before every forward, on its stream and outside graphs: a reading (page -> count, those above 0 only)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from sglang_hisparse.kernels.reference import HEAT_STRIDE
 from sglang_hisparse.policy import PlannerOptions
 from sglang_hisparse.tier.layout import PAGE
-from sglang_hisparse.tier.page_heat import READ_EVERY, SAMPLE, PageHeat
+from sglang_hisparse.tier.page_heat import READ_EVERY, PageHeat
 from tests.cpu.tier_server import MLA, TierServer
 from tests.unit.fake_server import Sizes
 
@@ -28,26 +29,25 @@ def reading(heat: PageHeat) -> dict[int, int]:
     raise AssertionError("no reading arrives")
 
 
-def test_one_entry_in_so_many_is_counted_by_page() -> None:
-    heat = PageHeat(10, CPU)
-    selection = torch.full((2, 4 * SAMPLE), -1, dtype=torch.int32)
-    selection[0, ::SAMPLE] = torch.tensor([3 * PAGE, 3 * PAGE + 63, 10 * PAGE, -1], dtype=torch.int32)
-    selection[0, 1] = 5 * PAGE  # between two samples
-    selection[1, 0] = 10 * PAGE + 63
-    heat.count(selection, torch.tensor([4, 7], dtype=torch.int32))
-    assert reading(heat) == {3: 2, 10: 2}
-
-
-def test_padded_rows_do_not_count_whatever_they_hold() -> None:
-    heat = PageHeat(10, CPU)
-    selection = torch.tensor([[1 << 30], [-5], [4 * PAGE]], dtype=torch.int32)
-    heat.count(selection, torch.tensor([-1, -1, -1], dtype=torch.int32))
-    assert reading(heat) == {}
+def test_a_reading_holds_what_resolve_counted() -> None:
+    server = TierServer(Sizes(14, 24, BY_HEAT, reads_host=True), random.Random(1), MLA)
+    sequence = server.start(2, prompt=8, output=1, chunk=4)
+    assert sequence is not None
+    server.forward()
+    heat, page = server.tier.heat, sequence.pages[2]
+    assert heat is not None
+    selection = torch.full((2, 4 * HEAT_STRIDE), -1, dtype=torch.int32)
+    selection[0, HEAT_STRIDE::HEAT_STRIDE] = page * PAGE + 63
+    selection[0, 1] = sequence.pages[1] * PAGE  # between two that count
+    selection[1] = selection[0]  # padding
+    for group in server.tier.layout.groups:
+        server.tier.resolve(group.layers[0], selection, torch.tensor([sequence.request.row, -1]))
+    assert reading(heat) == {page: 3 * len(server.tier.layout.groups)}
 
 
 def test_a_reading_comes_every_so_many_forwards_and_starts_anew() -> None:
     heat = PageHeat(4, CPU)
-    heat.count(torch.tensor([[PAGE]], dtype=torch.int32), torch.tensor([0]))
+    heat.counts[1] += 1
     found = [heat.poll() for _ in range(3 * READ_EVERY + 1)]
     assert [place + 1 for place, counts in enumerate(found) if counts is not None] == [
         READ_EVERY + 1, 2 * READ_EVERY + 1, 3 * READ_EVERY + 1
@@ -58,14 +58,15 @@ def test_a_reading_comes_every_so_many_forwards_and_starts_anew() -> None:
 def test_what_decode_selects_leaves_last() -> None:
     """One request selects two of its pages only."""
     server = TierServer(Sizes(14, 24, BY_HEAT, reads_host=True), random.Random(1), MLA)
-    assert (sequence := server.start(2, prompt=12, output=1, chunk=4))
+    sequence = server.start(2, prompt=12, output=1, chunk=4)
+    assert sequence is not None
     server.forward()
     for _ in range(2):
         server.extend(sequence)
         server.forward()
     favourites = sequence.pages[3:5]
     requests = torch.tensor([sequence.request.row])
-    slots = torch.tensor([favourites]).repeat_interleave(PAGE, 1).to(torch.int32) * PAGE
+    slots = (torch.tensor([favourites]).repeat_interleave(PAGE, 1) * PAGE).to(torch.int32)
     for _ in range(2 * READ_EVERY + 2):
         server.tier.begin_forward([sequence.request.row])
         server.tier.resolve(0, slots, requests)

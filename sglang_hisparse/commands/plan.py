@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dp-attention", action="store_true", help="the replicas share the --tp GPUs (--enable-dp-attention)"
     )
     add("--context", type=whole, default=81920, help="tokens of a request (default: %(default)s)")
-    add("--host-pool-gib", type=number, help="host pool of a rank (default: the smallest of most use)")
+    add(
+        "--host-pool-gib",
+        type=number,
+        help="host pool of a rank (default: the smallest with which the most run)",
+    )
     add("--hot-rows", type=whole, help="most hot rows of a request (default: 2 x top-k)")
     add("--kv-dtype", choices=KV_DTYPES, help="KV rows (default: fp8 for DSA models, else bf16)")
     add("--weights-gib", type=number, help="weights on one GPU (default: counted from the shapes)")

@@ -13,7 +13,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_hisparse.capacity import BINDING, GIB, Capacity, TokenBytes, ceil_pages, size_pools
+from sglang_hisparse.capacity import BINDING, GIB, Capacity, TokenBytes, ceil_pages, hot_pages, size_pools
 from sglang_hisparse.config import OPEN_PAGES, PAGE
 from sglang_hisparse.planning.findings import findings_of, notes_of
 from sglang_hisparse.planning.footprint import token_bytes, weights_of_gpu
@@ -186,9 +186,8 @@ def _plan(
     pages = max(1, ceil_pages(inputs.context))
     resident = min(slots, without.resident_requests) if without else 0
     tiered = min(slots, capacity.tiered_requests) if capacity else 0
-    device, host, hot_min = (
-        (capacity.device_pages, capacity.host_pages, capacity.hot_min_pages) if capacity else (0, 0, 0)
-    )
+    hot_min, _ = hot_pages(model.top_k, inputs.hot_rows)
+    device, host = (capacity.device_pages, capacity.host_pages) if capacity else (0, 0)
     hot = hot_min * tiered if tiered * pages > device else 0
     in_hbm = min(tiered * pages, device - hot)
     spilled = tiered * pages - in_hbm

@@ -68,7 +68,7 @@ def render(plan: Plan) -> str:
     rows += [("note", note) for note in plan.notes]
     rows += [("FINDING", finding) for finding in plan.findings]
     if not plan.findings:
-        rows.append(("launch", launch_command(plan)))
+        rows.append(("once served" if model.not_served else "launch", launch_command(plan)))
     dtype = f"{inputs.kv_dtype} KV, top-k {model.top_k}, {len(model.groups)} index groups"
     return f"{model.name} on {gpus} ({spread}): {inputs.context} tokens a request, {dtype}\n\n" + _aligned(
         rows

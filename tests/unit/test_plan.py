@@ -37,8 +37,8 @@ def plan(model: str = "GLM-5.2", gpu: str = "H200", **options: Any) -> Plan:
 def test_by_hand() -> None:
     """GLM-5.2 on 8 H200, 40 GiB of weights a GPU, 64 GiB of host memory a rank, 16 slots, 131,072 tokens, fp8.
 
-    budget    (143771 MiB - 2 GiB) x 0.88 - 40 GiB = 81.79335...; pages: host 68719476736 / 3274752 = 20984.6
-    device    (87824947036 - page map and tables 11353340 - 20952 x 64 x 2772) / (64 x 53940) = 24360.8
+    budget    (143771 MiB - 2 GiB) x 0.88 - 40 GiB = 87824783114; host pages 68719476736 / (64 x 51168) = 20984.6
+    device    (87824783114 - map and tables 11356004 - index keys 3717052416) / (64 x 53940) = 24360.5
     requests  2,048 pages: 24360 / 2048 = 11; by footprints (24360 - 2013) / 35 = 638, by bytes 45344 / 2080 = 21
     """
     found = plan(weights_gib=40, host_pool_gib=64, max_running=16, context=131072)

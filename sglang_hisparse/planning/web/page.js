@@ -92,6 +92,7 @@ function show() {
   chart(inputs, plan);
   facts(inputs, plan);
   at("launch").textContent = launch(inputs, plan);
+  at("launch_title").textContent = inputs.model.not_served ? "Launch, once it is served" : "Launch";
   at("launch_section").hidden = plan.tiered_requests === 0;
 }
 

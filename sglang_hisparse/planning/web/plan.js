@@ -148,7 +148,8 @@ function makePlan(inputs) {
   const pages = Math.max(1, ceilPages(context));
   const resident = without ? Math.min(slots, without.resident) : 0;
   const tiered = sized ? Math.min(slots, sized.tiered) : 0;
-  const device = sized ? sized.device : 0, host = sized ? sized.host : 0, hotMin = sized ? sized.hotMin : 0;
+  const device = sized ? sized.device : 0, host = sized ? sized.host : 0;
+  const [hotMin] = hotPages(model.top_k, inputs.hot_rows);
   const hot = tiered * pages > device ? hotMin * tiered : 0;
   const inHbm = Math.min(tiered * pages, device - hot);
   const spilled = tiered * pages - inHbm;

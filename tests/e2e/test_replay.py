@@ -10,11 +10,11 @@ import pytest
 from bench_serving.prompts import random_prompts
 from bench_serving.serving import Server, ServerError
 from sglang_hisparse import traces
-from sglang_hisparse.benchmark_aids import REPLAY
+from sglang_hisparse.benchmark_aids import NO_COPY, REPLAY
 from sglang_hisparse.config import PAGE
 from tests.e2e.conftest import QUEST, SERVER_ARGUMENTS, Serve
 
-CONTEXT, NEW, LAYERS = 4096, 150, 4
+CONTEXT, NEW, LAYERS = 2560, 150, 4
 OPTIONS = {**QUEST, "recent_tokens": 64, "hot_rows": 768}
 """The recent window is then the two pages that are never spilled: every other selected page is the trace's."""
 PAGES_A_STEP = (512 - 64 - 63) // PAGE
@@ -60,6 +60,18 @@ def test_shown_to_the_operator(replaying: Server) -> None:
     assert shown["outputs"] == "meaningless" and not shown["no_copy"]
     assert shown["replay"]["context"] == CONTEXT and shown["replay"]["overlap"] == 0.70
     assert abs(shown["trace_overlap"] - 0.70) < 0.01 and shown["selected_positions"] == PAGES_A_STEP * PAGE
+
+
+def test_no_io_oracle(quest_server: Serve) -> None:
+    """The same hits and misses; only the bytes are left out."""
+    server = quest_server(0.2, args=("--load-format", "dummy"), env={**ENVIRONMENT, NO_COPY: "1"}, **OPTIONS)
+    assert server.log().count("BENCHMARK AID: missed rows are not copied") == 1
+    assert server.info()["internal_states"][0]["hisparse_benchmark_aids"]["no_copy"]
+    server.change(hisparse_force_spill=1.0)
+    server.generate(random_prompts([CONTEXT], seed=51), 64)
+    counters = server.counters()
+    assert counters["selected_missed"] > 0 and counters["selected_overflow"] == 0
+    assert counters["bytes_missed"] == 0
 
 
 def test_refused_with_real_weights(qwen3_path: Path, tmp_path: Path) -> None:

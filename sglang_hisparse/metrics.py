@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_hisparse.policy.admission import DEFERRALS
+
 COUNTER, GAUGE = "counter", "gauge"
 
 
@@ -44,7 +46,7 @@ METRICS: tuple[Metric, ...] = (
            "Spilled pages brought back to the device."),
     Metric("sglang:hisparse_admissions_deferred_total", COUNTER,
            "Times a scheduling pass left a waiting request waiting, by reason. Counts passes, not requests.",
-           "reason", ("tokens", "tokens_beside_hot_rows", "device_footprint")),
+           "reason", tuple(DEFERRALS)),
     Metric("sglang:hisparse_copy_stall_seconds_total", COUNTER,
            "Seconds that forwards waited for page copies: on CUDA by events on the forward stream, on the CPU the "
            "copies themselves. Without the gathers of missed rows, which are part of the resolve kernel."),

@@ -13,7 +13,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sglang_hisparse"
 FILES = sorted(PACKAGE.rglob("*.py"))
-STDLIB_ONLY = ("policy/", "planning/", "benchmark_aids.py", "capacity.py", "config.py", "limits.py", "pin.py")
+STDLIB_ONLY = (
+    "policy/",
+    "planning/",
+    "benchmark_aids.py",
+    "capacity.py",
+    "config.py",
+    "limits.py",
+    "metrics.py",
+    "pin.py",
+)
 LOWER = ("tier/", "kernels/", "selectors/")
 UPPER = ("seams/", "plugin.py", "launch_server.py", "cli.py", "commands/")
 SEAM_TOOLS = ("__init__", "apply", "drift", "fingerprint", "seam", "table", "target", "wrap")

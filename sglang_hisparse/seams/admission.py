@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
@@ -16,6 +16,20 @@ from sglang_hisparse.policy.admission import (
     prefill_pages,
     running_footprint,
 )
+
+
+class Admitted(NamedTuple):
+    """The request that `check_prefill` said yes to, in pages: its smallest footprint on the device, its length with
+    the output that stock reckons with (4,096 tokens at most) and with all that it may give, and its prompt where
+    decode steps come between its chunks."""
+
+    device: int
+    reckoned: int
+    longest: int
+    between: int
+
+
+NOBODY = Admitted(0, 0, 0, 0)
 
 
 class TieredPrefillBudget(PrefillBudget):
@@ -34,7 +48,7 @@ class TieredPrefillBudget(PrefillBudget):
         self.unretractable = [
             (r.most_pages, r.prompt_pages if r.in_prefill() and self.interleaves else 0) for r in requests
         ]
-        self._candidate = (0, 0, 0)
+        self._candidate = NOBODY
         self._chunk_waits = False
         self._most_new = 0
 
@@ -59,16 +73,16 @@ class TieredPrefillBudget(PrefillBudget):
             chunk_limit=chunk_limit,
             auxiliary_swa_host_hit_length=auxiliary_swa_host_hit_length,
         )
-        new, self._most_new = max(max_new_tokens, self._most_new), 0
+        at_most, self._most_new = ceil_pages(input_tokens + max(max_new_tokens, self._most_new)), 0
         if self._chunk_waits:
             return self._defer("waiting_chunk")
         capacity, reads_host = self.tier.capacity, self.tier.selector.prefill_reads_host
-        prompt, most = ceil_pages(input_tokens), ceil_pages(input_tokens + new)
+        prompt, most = ceil_pages(input_tokens), ceil_pages(input_tokens + max_new_tokens)
         device = max(decode_pages(most, self.hot_min), prefill_pages(prompt, reads_host))
         chunked = chunk_limit is not None and extend_input_len > chunk_limit
         between = prompt if chunked and self.interleaves else 0
-        if not self.longest and self._fits_alone(most, input_tokens - extend_input_len):
-            self._candidate = (device, most, between)
+        if not self.longest and self._fits_alone(at_most, input_tokens - extend_input_len):
+            self._candidate = Admitted(device, most, at_most, between)
             return True, chunk_limit
         if not fits:
             return self._defer("tokens")
@@ -79,15 +93,14 @@ class TieredPrefillBudget(PrefillBudget):
             return self._defer("device_footprint")
         if total_tokens + charge * PAGE > self.remaining_total:
             return self._defer("tokens_beside_hot_rows")
-        kept = [*self.unretractable, (most, between)]
+        kept = [*self.unretractable, (at_most, between)]
         if not can_finish(kept, self.longest_prefill, self.hot_min, capacity.logical_pages):
             return self._defer("unretractable")
-        self._candidate = (device, most, between)
+        self._candidate = Admitted(device, most, at_most, between)
         return fits, limit
 
     def about(self, req: Any) -> None:
-        """The next `check_prefill` is about `req`. Stock reckons with 4,096 output tokens at most; its longest counts
-        here."""
+        """The next `check_prefill` is about `req`, and not only about the output that stock reckons with."""
         self._most_new = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
 
     def can_allocate_prefill(
@@ -150,11 +163,11 @@ class TieredPrefillBudget(PrefillBudget):
             is_chunked_continuation=is_chunked_continuation,
         )
         if not is_chunked_continuation:
-            device, most, between = self._candidate
-            self.footprint += device
-            self.longest.append(most)
-            self.unretractable.append((most, between))
-            self._candidate = (0, 0, 0)
+            admitted = self._candidate
+            self.footprint += admitted.device
+            self.longest.append(admitted.reckoned)
+            self.unretractable.append((admitted.longest, admitted.between))
+            self._candidate = NOBODY
 
 
 def prefill_candidate(adder: Any, req: Any, **kwargs: Any) -> None:

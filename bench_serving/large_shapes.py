@@ -69,7 +69,11 @@ _GLM52: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-SHAPES: dict[str, dict[str, Any]] = {"glm52-shaped": _GLM52}
+SHAPES: dict[str, dict[str, Any]] = {
+    "glm52-shaped": _GLM52,
+    # Without any expert, for a host that lacks kernels for a mixture of them.
+    "glm52-shaped-dense": _GLM52 | {"first_k_dense_replace": 78},
+}
 
 KV_ROW = {"bf16": 1152, "fp8": 656}
 """Bytes of one token in one layer's KV pool: 576 bfloat16, or 512 fp8 + 4 float32 scales + 64 bfloat16."""

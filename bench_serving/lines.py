@@ -63,7 +63,7 @@ def measured(point: Point, raw: dict[str, Any], sampler: Sampler) -> dict[str, A
         if decode and point.workload.flags.get("gsp-num-turns", 1) == 1
         else None,
         "decode_s": round(decode[1], 3) if decode else None,
-        "most_running": sampler.most("running"),
+        "most_running": sampler.most_running(),
         "most_usage": sampler.most("usage"),
         "cached_tokens": (raw.get("cache_report") or {}).get("total_cached_tokens"),
         "prompt_tokens": (raw.get("cache_report") or {}).get("total_prompt_tokens"),

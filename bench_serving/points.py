@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -124,7 +125,8 @@ def warmup_seconds(config: Config, point: Point) -> float:
 
 def server_for(config: Config, model: Model, system: System, log: Path) -> Server:
     """The server of a system, not started."""
-    args = [*model.args, "--served-model-name", model.name, "--enable-metrics", *config.args]
+    metrics = ["--enable-metrics"] if importlib.util.find_spec("prometheus_client") else []
+    args = [*model.args, "--served-model-name", model.name, *metrics, *config.args]
     if config.device_tokens:
         args += ["--max-total-tokens", str(config.device_tokens)]
     if system.stock_hisparse is not None:

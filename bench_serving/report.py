@@ -7,6 +7,7 @@ over it; where ours loses is a table of its own that is always there.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ def rows(folder: Folder, workload: str) -> list[list[str]]:
 
 def table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Markdown; columns without any value are left out."""
-    used = [place for place in range(len(heads)) if any(row[place] != "-" for row in cells)]
+    used = [place for place in range(len(heads)) if any(row[place] not in ("-", "") for row in cells)]
     if not used:
         return "(no results)"
     widths = [max(len(heads[p]), *(len(row[p]) for row in cells)) for p in used]
@@ -137,6 +138,13 @@ def losses(folder: Folder) -> list[list[str]]:
     return found
 
 
+def reason(line: Line) -> str:
+    """The last exception that a failed line names, else the first line of its error."""
+    said = (line.get("error") or "no reason").strip().splitlines()
+    named = [text for text in said[1:] if re.match(r"\s*[\w.]*(Error|Exception|Mismatch)\b.*:", text)]
+    return (named[-1] if named else said[0]).strip()
+
+
 def short_table(lines: Sequence[Line]) -> str:
     """For a terminal: every line in short, failures with their reason's first words."""
     heads = ("workload", "at once", "system", "tok/s", "decode", "TPOT", "TTFT", "ran", "hot", "GB in", "")
@@ -144,8 +152,7 @@ def short_table(lines: Sequence[Line]) -> str:
     for line in sorted(lines, key=lambda x: (x["workload"], x["concurrency"], x["role"] != "baseline")):
         first = [line["workload"], str(line["concurrency"]), line["system"]]
         if not line.get("output_tok_s"):
-            reason = (line.get("error") or "no reason").strip().splitlines()[0][:60]
-            cells.append([*first, *["-"] * 7, f"{line['status']}: {reason}"])
+            cells.append([*first, *["-"] * 7, f"{line['status']}: {reason(line)[:90]}"])
             continue
         hit = line.get("hit_rate")
         cells.append(
@@ -194,11 +201,10 @@ def markdown(folders: Sequence[Folder], pictures: Iterable[str]) -> str:
         bad = [line for line in folder.lines if line.get("status") != "ok"]
         if bad:
             parts.append("### Without a result, or with part of one")
-            reasons = [(x, (x.get("error") or "").strip().splitlines() or ["no reason"]) for x in bad]
             parts.append(
                 "\n".join(
-                    f"- {x['system']}, {x['workload']}, {x['concurrency']} at once: {x['status']}: {why[0][:200]}"
-                    for x, why in reasons
+                    f"- {x['system']}, {x['workload']}, {x['concurrency']} at once: {x['status']}: {reason(x)[:200]}"
+                    for x in bad
                 )
             )
     if "hit-rate.svg" in pictures:

@@ -1,6 +1,7 @@
 """Measure the systems of a configuration with stock's own client: `python -m bench_serving.run CONFIG.toml`.
 
     --out DIR       results folder (default: bench_serving/results/DATE-GPU-NAME); what it has is not measured again
+    --model NAME    another model than the configuration's
     --only SYSTEM   these systems only; may be repeated
     --workload W    these workloads only; may be repeated
     --limit-s N     start no run that is not expected to end within N seconds from now
@@ -47,7 +48,7 @@ class Bench:
         self, config: Config, model: Model, out: Store, client: Client, server_of: ServerOf, limit_s: float
     ) -> None:
         self.config, self.model, self.out, self.client = config, model, out, client
-        self.progress = Progress()
+        self._progress = Progress()
         self._server_of = server_of
         self._ends = time.monotonic() + limit_s
         self._logs = Path(tempfile.mkdtemp(prefix="bench-logs-"))
@@ -68,6 +69,24 @@ class Bench:
                 self._measure_all(own)
             self._end(system.name)
 
+    def run_to_the_end(self, todo: list[Point]) -> str:
+        """`run`, then end everything that was started, also on SIGINT and SIGTERM; the signal's name, or ""."""
+        previous = {one: signal.signal(one, _interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with self.client:
+                try:
+                    self.run(todo)
+                except KeyboardInterrupt as error:
+                    return str(error)
+                finally:
+                    for one in previous:
+                        signal.signal(one, signal.SIG_IGN)  # the servers have to be ended whatever comes now
+                    self.close()
+        finally:
+            for one, handler in previous.items():
+                signal.signal(one, handler)
+        return ""
+
     def close(self) -> None:
         """End every server, keep the end of its log."""
         for name in list(self._servers):
@@ -81,7 +100,7 @@ class Bench:
             server = self._server_of(self.config, self.model, system, self._logs / f"{system.slug}.log")
             env = {**self.config.env, **system.env}
             self.out.command(f"server: {system.name}", ["python", *server.command[1:]], env)
-            self.progress.say(f"{system.name}: starting")
+            self._say(f"{system.name}: starting")
             server.launch()
             self._servers[system.name] = server
             time.sleep(self.config.stagger_s if len(systems) > 1 else 0)
@@ -92,7 +111,7 @@ class Bench:
                 try:
                     if server.ready():
                         waiting.remove(name)
-                        self.progress.say(f"{name}: serves after {server.start_s:.0f} s")
+                        self._say(f"{name}: serves after {server.start_s:.0f} s")
                         self.out.server(name, server.start_s, server.info())
                         self._warm(name, todo)
                 except (ServerError, ClientError) as error:
@@ -141,7 +160,7 @@ class Bench:
                     f"{point.name}: not run, it would take about {expected:.0f} s of {max(0, left):.0f} s left"
                 )
                 continue
-            self.progress.say(f"{place}/{len(todo)} {point.name} (about {expected:.0f} s)")
+            self._say(f"{place}/{len(todo)} {point.name} (about {expected:.0f} s)")
             began = time.monotonic()
             try:
                 line = self._measure(point)
@@ -151,7 +170,7 @@ class Bench:
                     self._trouble(
                         f"{point.name}: {line['completed']} of {line['prompts']} requests; {line.get('error')}"
                     )
-                self.progress.say(f"    {summary(line)}")
+                self._say(f"    {summary(line)}")
             except (ServerError, ClientError) as error:
                 server = self._servers[point.system.name]
                 self.out.add(lines.failed(point, str(error)), ())
@@ -173,7 +192,7 @@ class Bench:
             def follow() -> None:
                 if time.monotonic() - shown[0] >= pause:
                     shown[0] = time.monotonic()
-                    self.progress.say(f"    {sampler.line()}", end="" if sys.stderr.isatty() else "\n")
+                    self._say(f"    {sampler.line()}", end="" if sys.stderr.isatty() else "\n")
 
             limit_s = min(load.limit_s, max(10.0, self._ends - time.monotonic()))
             raw = self.client.run(arguments, limit_s, follow)
@@ -187,9 +206,12 @@ class Bench:
         off = self._spent / self._foreseen if self._foreseen else 1.0
         return seconds(self.config, point) * off
 
+    def _say(self, text: str, end: str = "\n") -> None:
+        self._progress.say(self.out.scrub.text(text), end=end)
+
     def _trouble(self, text: str) -> None:
-        self.troubles.append(text)
-        self.progress.say(f"PROBLEM {text}")
+        self.troubles.append(self.out.scrub.text(text))
+        self._say(f"PROBLEM {text}")
 
 
 def summary(line: dict[str, Any]) -> str:
@@ -251,13 +273,15 @@ def main(
     parser = argparse.ArgumentParser(prog="bench_serving.run", description=__doc__.split("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", metavar="NAME")
     parser.add_argument("--only", action="append", default=[], metavar="SYSTEM")
     parser.add_argument("--workload", action="append", default=[], metavar="W")
     parser.add_argument("--limit-s", type=float, default=1e9, metavar="N")
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args(argv)
     try:
-        config = parse(document(options.config))
+        text = document(options.config) | ({"model": options.model} if options.model else {})
+        config = parse(text)
         planned = points(config, options.only, options.workload)
         model = resolve(config.model, config.layers)
         scrub = Scrubber({model.path: model.name, model.tokenizer: f"{model.name}-tokenizer"})
@@ -273,36 +297,19 @@ def main(
         print(f"bench_serving.run: {error}", file=sys.stderr)
         return 2
     show_plan(config, model, planned, todo)
+    bench = Bench(config, model, out, client or Client(), server_of, options.limit_s)
+    interrupted = ""
     if todo:
-        out.begin(document(options.config), found)
-    previous = {one: signal.signal(one, _interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
-    interrupted, troubles = "", []
-    try:
-        with client or Client() as running:
-            bench = Bench(config, model, out, running, server_of, options.limit_s)
-            try:
-                if todo:
-                    bench.run(todo)
-            except KeyboardInterrupt as error:
-                interrupted = str(error) or "SIGINT"
-            finally:
-                for one in previous:
-                    signal.signal(one, signal.SIG_IGN)  # the servers have to be ended whatever comes now
-                bench.close()
-                troubles = bench.troubles
-    finally:
-        for one, handler in previous.items():
-            signal.signal(one, handler)
+        out.begin(text, found)
+        interrupted = bench.run_to_the_end(todo)
     left = missing(planned, out.lines())
     print(short_table(list(out.lines().values())))
-    for trouble in troubles:
-        print(f"PROBLEM {trouble.splitlines()[0]}")
-    if interrupted:
-        print(
-            f"interrupted ({interrupted}); {len(left)} of {len(planned)} runs are missing, the same command goes on"
-        )
-    elif left:
-        print(f"{len(left)} of {len(planned)} runs are missing; the same command tries them again")
+    for trouble in bench.troubles:
+        first, *rest = trouble.splitlines()
+        print("\n".join([f"PROBLEM {first}", *(f"    {line}" for line in rest[-3:])]))
+    if left:
+        why = f"interrupted ({interrupted}); " if interrupted else ""
+        print(f"{why}{len(left)} of {len(planned)} runs are missing, the same command goes on with them")
     return 1 if left else 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 from typing import Any
@@ -32,6 +34,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._began = 0.0
+        self._log_before = 0
         self.samples: list[dict[str, float]] = []
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
@@ -39,17 +42,16 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         self.before = self._totals()
+        self._log_before = len(self._server.log())
         self._began = time.monotonic()
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=30)
-        try:
+        self._thread.join(timeout=30 if kind is None else 1)
+        if kind is None:
             self.after = self._totals()
-        except ServerError:
-            self.after = {}
 
     def change(self, name: str) -> float | None:
         """How much a counter grew; None where the server has none of that name."""
@@ -60,6 +62,13 @@ class Sampler:
     def most(self, name: str) -> float | None:
         """The largest sample."""
         return max((sample[name] for sample in self.samples if name in sample), default=None)
+
+    def most_running(self) -> float | None:
+        """Most requests that ran at once: of the samples, and of the batches that the log names."""
+        named = re.findall(r"#running-req: (\d+)", self._server.log()[self._log_before :])
+        seen = [float(count) for count in named]
+        sampled = self.most("running")
+        return max(seen if sampled is None else [*seen, sampled], default=None)
 
     def line(self) -> str:
         """The last sample for people."""
@@ -77,8 +86,8 @@ class Sampler:
         states = self.info.get("internal_states") or [{}]
         tier = states[0].get("hisparse") or {}
         totals = {name: float(value) for name, value in (tier.get("counters") or {}).items()}
-        metrics = self._server.metrics()
-        totals["retractions"] = metrics.get(RETRACTIONS, 0.0)
+        with contextlib.suppress(ServerError):  # a server without --enable-metrics
+            totals["retractions"] = self._server.metrics().get(RETRACTIONS, 0.0)
         return totals
 
     def _loop(self) -> None:

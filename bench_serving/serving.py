@@ -8,8 +8,10 @@ Standard library only, so that the harness can start a server of another environ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -71,11 +73,16 @@ class Answer:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of this machine that nothing listened on a moment ago.
+
+    Below the ports that the system hands out: a server binds its port a minute after it was chosen, and until then
+    any connection of the machine could have got one of those.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:

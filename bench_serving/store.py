@@ -36,7 +36,7 @@ class Store:
 
     def __init__(self, folder: Path, scrub: Scrubber) -> None:
         self.folder = folder
-        self._scrub = scrub
+        self.scrub = scrub
         for part in (folder, folder / "servers", folder / "logs"):
             part.mkdir(parents=True, exist_ok=True)
 
@@ -65,7 +65,7 @@ class Store:
             [*(f"{name}={shlex.quote(value)}" for name, value in (env or {}).items()), shlex.join(command)]
         )
         with (self.folder / "commands.txt").open("a") as file:
-            file.write(self._scrub.text(f"# {what}\n{shown}\n"))
+            file.write(self.scrub.text(f"# {what}\n{shown}\n"))
 
     def server(self, name: str, start_s: float, info: dict[str, Any]) -> None:
         """What a server said of itself."""
@@ -74,16 +74,16 @@ class Store:
     def log(self, name: str, text: str) -> None:
         """The end of a server's log."""
         kept = "\n".join(text.splitlines()[-LOG_LINES:])
-        (self.folder / "logs" / f"{slug(name)}.txt").write_text(self._scrub.text(kept) + "\n")
+        (self.folder / "logs" / f"{slug(name)}.txt").write_text(self.scrub.text(kept) + "\n")
 
     def _write(self, name: str, value: Any) -> None:
-        (self.folder / name).write_text(json.dumps(self._scrub(value), indent=1, sort_keys=True) + "\n")
+        (self.folder / name).write_text(json.dumps(self.scrub(value), indent=1, sort_keys=True) + "\n")
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self.folder / name).open("a+b") as file:
             if file.tell() and not _ends_a_line(file):
                 file.write(b"\n")  # what a killed run left half written
-            file.write((json.dumps(self._scrub(line)) + "\n").encode())
+            file.write((json.dumps(self.scrub(line)) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 

@@ -32,8 +32,8 @@ struct CopyPages {
     if (work == 0) return;
     const size_t smem = sizeof(PlaneTable) * size_t(group_count.unwrap());
     const size_t most = 48 * 1024;
-    CHECK_HOST(smem <= most) << group_count.unwrap() << " index groups are more than the " << most / sizeof(PlaneTable)
-                             << " that one launch can copy";
+    CHECK_HOST(smem <= most) << group_count.unwrap() << " index groups are more than the "
+                             << most / sizeof(PlaneTable) << " that one launch can copy";
     const CopyParams params{
         .planes = static_cast<const GroupPlane*>(planes.data_ptr()),
         .groups = static_cast<const GroupRange*>(groups.data_ptr()),

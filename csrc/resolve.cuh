@@ -31,13 +31,14 @@ inline PlaneTable plane_table(tvm::ffi::TensorView planes, int64_t first, int64_
 }
 
 struct Resolve {
-  static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index, tvm::ffi::TensorView hot_rows,
-                  tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot, tvm::ffi::TensorView hot_stamp,
-                  tvm::ffi::TensorView clock, int64_t group, tvm::ffi::TensorView planes, int64_t leader_chunks,
-                  int64_t host, int64_t host_row_bytes, tvm::ffi::TensorView selection,
-                  tvm::ffi::TensorView request, int64_t rows_per_request, tvm::ffi::TensorView out,
-                  tvm::ffi::TensorView stats, tvm::ffi::TensorView heat, tvm::ffi::TensorView miss_rows,
-                  tvm::ffi::TensorView miss_count, int64_t split_below, bool reads_rows, int64_t blocks) {
+  static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index,
+                  tvm::ffi::TensorView hot_rows, tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot,
+                  tvm::ffi::TensorView hot_stamp, tvm::ffi::TensorView clock, int64_t group,
+                  tvm::ffi::TensorView planes, int64_t leader_chunks, int64_t host, int64_t host_row_bytes,
+                  tvm::ffi::TensorView selection, tvm::ffi::TensorView request, int64_t rows_per_request,
+                  tvm::ffi::TensorView out, tvm::ffi::TensorView stats, tvm::ffi::TensorView heat,
+                  tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count, int64_t split_below,
+                  bool reads_rows, int64_t blocks) {
     using namespace sglang::host;
     auto pages = SymbolicSize{"pages"}, requests = SymbolicSize{"requests"}, groups = SymbolicSize{"groups"};
     auto tables = SymbolicSize{"tables"}, hot = SymbolicSize{"hot rows"};
@@ -64,11 +65,15 @@ struct Resolve {
     TensorMatcher({batch}).with_dtype<int32_t, int64_t>(id).with_device<kDLCUDA>(device).verify(request);
     TensorMatcher({counters}).with_dtype<int64_t>().with_device<kDLCUDA>(device).verify(stats);
     TensorMatcher({heated}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(heat);
-    TensorMatcher({listed, listed_rows, 2}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(miss_rows);
+    TensorMatcher({listed, listed_rows, 2})
+        .with_dtype<int32_t>()
+        .with_device<kDLCUDA>(device)
+        .verify(miss_rows);
     TensorMatcher({listed}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(miss_count);
     const int64_t q = rows_per_request, entries = q * width.unwrap(), hot_stride = hot.unwrap();
     CHECK_HOST(q > 0 && rows.unwrap() == batch.unwrap() * q)
-        << "selection has " << rows.unwrap() << " rows, which is not " << batch.unwrap() << " requests of " << q;
+        << "selection has " << rows.unwrap() << " rows, which is not " << batch.unwrap() << " requests of "
+        << q;
     CHECK_HOST(entries <= kMaxEntries)
         << "a request selects " << entries << " entries in one step (" << q << " rows of " << width.unwrap()
         << "); the kernel takes at most " << kMaxEntries;
@@ -82,18 +87,20 @@ struct Resolve {
     CHECK_HOST(heated.unwrap() == 0 || heated.unwrap() == pages.unwrap())
         << "heat has " << heated.unwrap() << " pages, the page map " << pages.unwrap();
     CHECK_HOST(listed.unwrap() == 0 || (listed.unwrap() >= batch.unwrap() && listed_rows.unwrap() >= entries))
-        << "the list of misses holds " << listed.unwrap() << " requests of " << listed_rows.unwrap() << " rows; "
-        << batch.unwrap() << " requests of " << entries << " entries need more";
+        << "the list of misses holds " << listed.unwrap() << " requests of " << listed_rows.unwrap()
+        << " rows; " << batch.unwrap() << " requests of " << entries << " entries need more";
     CHECK_HOST(blocks >= 1 && blocks <= 8 && std::has_single_bit(static_cast<uint64_t>(blocks)))
         << "a request is served by 1, 2, 4 or 8 blocks, not by " << blocks;
     if (batch.unwrap() == 0 || entries == 0) return;
 
-    const int cell_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(2 * entries - 1, 3)));
-    const size_t smem = Workspace::bytes(int(entries), cell_bits, int(hot_stride));
+    // A quarter full where that fits into shared memory, else half full.
     const size_t most = runtime::get_max_smem_per_block(device.unwrap().device_id);
-    CHECK_HOST(smem <= most) << "resolving " << entries << " entries with " << hot_stride << " hot rows takes "
-                             << smem << " bytes of shared memory and this GPU has " << most
-                             << "; lower top-k, hot_rows or the number of speculative tokens";
+    int cell_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(4 * entries - 1, 3)));
+    size_t smem = Workspace::bytes(int(entries), cell_bits, int(hot_stride));
+    if (smem > most && cell_bits > 2) smem = Workspace::bytes(int(entries), --cell_bits, int(hot_stride));
+    CHECK_HOST(smem <= most) << "resolving " << entries << " entries with " << hot_stride
+                             << " hot rows takes " << smem << " bytes of shared memory and this GPU has "
+                             << most << "; lower top-k, hot_rows or the number of speculative tokens";
     runtime::set_max_dynamic_smem_per_device<resolve_kernel<1>>(device.unwrap(), most);
     runtime::set_max_dynamic_smem_per_device<resolve_kernel<2>>(device.unwrap(), most);
     runtime::set_max_dynamic_smem_per_device<resolve_kernel<4>>(device.unwrap(), most);
@@ -146,10 +153,14 @@ struct FetchFollowers {
     using namespace sglang::host;
     auto listed = SymbolicSize{"listed requests"}, listed_rows = SymbolicSize{"listed rows"};
     auto device = SymbolicDevice{};
-    TensorMatcher({listed, listed_rows, 2}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(miss_rows);
+    TensorMatcher({listed, listed_rows, 2})
+        .with_dtype<int32_t>()
+        .with_device<kDLCUDA>(device)
+        .verify(miss_rows);
     TensorMatcher({listed}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(miss_count);
     CHECK_HOST(batch >= 0 && batch <= listed.unwrap() && batch <= kMaxBatch)
-        << batch << " requests of a list of " << listed.unwrap() << "; the kernel takes at most " << kMaxBatch;
+        << batch << " requests of a list of " << listed.unwrap() << "; the kernel takes at most "
+        << kMaxBatch;
     CHECK_HOST(blocks > 0) << "a fetch needs at least one thread block, got " << blocks;
     const FollowerParams params{
         .miss_rows = static_cast<const int2*>(miss_rows.data_ptr()),

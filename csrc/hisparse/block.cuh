@@ -14,7 +14,8 @@ struct Pair {
   int a, b;
 };
 
-// Sums of lower threads and of the whole block. One barrier; `warp` [kWarps] may be used again after another one.
+// Sums of lower threads and of the whole block. One barrier; `warp` [kWarps] may be used again after another
+// one.
 struct Prefix {
   Pair before, total;
 };
@@ -65,8 +66,8 @@ __device__ __forceinline__ int cluster_blocks() {
   return int(blocks);
 }
 
-// With programmatic dependent launch a kernel starts while the one before it drains; nothing that an earlier kernel
-// wrote may be read, and nothing written, before this. Without it this returns at once.
+// With programmatic dependent launch a kernel starts while the one before it drains; nothing that an earlier
+// kernel wrote may be read, and nothing written, before this. Without it this returns at once.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -1,5 +1,6 @@
-// Page copy: whole pages between the KV buffers (plane by plane) and the group-contiguous host rows. On the device the
-// 64 rows of a page are contiguous in every plane; on the host a page of a group is one contiguous piece.
+// Page copy: whole pages between the KV buffers (plane by plane) and the group-contiguous host rows. On the
+// device the 64 rows of a page are contiguous in every plane; on the host a page of a group is one contiguous
+// piece.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ __global__ __launch_bounds__(kCopyThreads, 1) void copy_pages_kernel(const __gri
     if (device < 0 || host < 0) continue;
     const PlaneTable& planes = tables[group];
     const PageRows rows{int(host * kPage), int(device * kPage)};
-    const Gather<PageRows, kToHost> copy{planes, rows, p.groups[group].host_row_bytes, planes.chunks,
-                                         kPage * planes.chunks, kCopyThreads};
+    const Gather<PageRows, kToHost> copy{
+        planes, rows, p.groups[group].host_row_bytes, planes.chunks, kPage * planes.chunks, kCopyThreads};
     copy.run(int(threadIdx.x));
   }
 }

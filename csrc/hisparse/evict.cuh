@@ -1,6 +1,7 @@
-// Least-recently-used victims of one hot table, by one thread block: the oldest entries that this step does not use,
-// ties by entry, in order of entries. Ages are steps since the last use, at most kMaxAge, and 0 for an entry that this
-// step uses: 10 bits, so two passes over 32 bins find the age of the last victim, without a sort.
+// Least-recently-used victims of one hot table, by one thread block: the oldest entries that this step does
+// not use, ties by entry, in order of entries. Ages are steps since the last use, at most kMaxAge, and 0 for
+// an entry that this step uses: 10 bits, so two passes over 32 bins find the age of the last victim, without
+// a sort.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct Evict {
     if (threadIdx.x < 64) storage.bins[threadIdx.x / 32][threadIdx.x % 32] = 0;
   }
 
-  // `wanted` >= 1 and at most the number of entries with age > 0. age [usable] is visible already. Two barriers.
+  // `wanted` >= 1 and at most the number of entries with age > 0. age [usable] is visible already. Two
+  // barriers.
   __device__ static Threshold select(const uint16_t* age, int usable, int wanted, Storage& storage) {
     count(age, usable, storage.bins[0], [](int a) { return a > 0; }, [](int a) { return a >> 5; });
     const Threshold high = pick(storage.bins[0], wanted);
@@ -38,16 +40,17 @@ struct Evict {
     return {high.age << 5 | low.age, low.equal};
   }
 
-  // Calls take(j, e, k) for the j-th victim, entry e, k-th of the thread's entries in its tile. A barrier a tile.
+  // Calls take(j, e) for the j-th victim, entry e. A barrier a tile.
   template <typename Take>
   __device__ static void visit(const uint16_t* age, int usable, Threshold last, Storage& storage, Take take) {
     int older = 0, equal = 0;  // in earlier tiles
     for (int base = 0, odd = 0; base < usable; base += kTile, odd ^= 1) {
       const int first = base + int(threadIdx.x) * kTileEntries;
+      const Ages ages = load(age, first, usable);
       Pair mine{0, 0};
 #pragma unroll
       for (int k = 0; k < kTileEntries; k++) {
-        const int a = first + k < usable ? age[first + k] : 0;
+        const int a = ages.age[k];
         mine.a += a > last.age;
         mine.b += a == last.age;
       }
@@ -55,10 +58,10 @@ struct Evict {
       int older_before = older + prefix.before.a, equal_before = equal + prefix.before.b;
 #pragma unroll
       for (int k = 0; k < kTileEntries; k++) {
-        const int a = first + k < usable ? age[first + k] : 0;
+        const int a = ages.age[k];
         const bool is_older = a > last.age, is_equal = a == last.age;
         if (is_older || (is_equal && equal_before < last.equal)) {
-          take(older_before + min(equal_before, last.equal), first + k, base == 0 ? k : kTileEntries);
+          take(older_before + min(equal_before, last.equal), first + k);
         }
         older_before += is_older;
         equal_before += is_equal;
@@ -72,15 +75,32 @@ struct Evict {
   template <typename Counted, typename Bin>
   __device__ static void count(const uint16_t* age, int usable, int32_t* bins, Counted counted, Bin bin) {
     int sum = 0;
-    for (int base = 0; base < usable; base += kThreads) {
-      const int e = base + int(threadIdx.x), a = e < usable ? age[e] : 0;
-      sum += warp_histogram(bin(a), counted(a));
+    for (int base = 0; base < usable; base += kTile) {  // the same number of rounds in all threads
+      const Ages ages = load(age, base + int(threadIdx.x) * kTileEntries, usable);
+#pragma unroll
+      for (int k = 0; k < kTileEntries; k++) sum += warp_histogram(bin(ages.age[k]), counted(ages.age[k]));
     }
     if (sum > 0) atomicAdd(&bins[threadIdx.x % 32], sum);
     __syncthreads();
   }
 
-  // The oldest bin at which `wanted` items are reached, and how many of it are wanted. Every warp does it for itself.
+  // Ages of kTileEntries entries side by side, 0 for those at or beyond `usable`. One read.
+  struct Ages {
+    int age[kTileEntries];
+  };
+  __device__ static Ages load(const uint16_t* age, int first, int usable) {
+    const ushort4 four =
+        first < usable ? *reinterpret_cast<const ushort4*>(age + first) : ushort4{0, 0, 0, 0};
+    Ages ages{{four.x, four.y, four.z, four.w}};
+#pragma unroll
+    for (int k = 0; k < kTileEntries; k++) {
+      if (first + k >= usable) ages.age[k] = 0;
+    }
+    return ages;
+  }
+
+  // The oldest bin at which `wanted` items are reached, and how many of it are wanted. Every warp does it for
+  // itself.
   __device__ static Threshold pick(const int32_t* bins, int wanted) {
     const int lane = threadIdx.x % 32, items = bins[lane];
     int reached = items;  // becomes the items in this bin and older ones

@@ -1,5 +1,5 @@
-// Fetch of the layers that follow a leader: the rows that the leader's resolve fetched, in the group's other planes. It
-// runs on a side stream under the compute between the layers, so it takes few blocks.
+// Fetch of the layers that follow a leader: the rows that the leader's resolve fetched, in the group's other
+// planes. It runs on a side stream under the compute between the layers, so it takes few blocks.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct ListedRows {
   __device__ int device_row(int n) const { return rows[n].y; }
 };
 
-// All requests' rows are one range that all threads of the grid share: a request's first chunk goes to the thread behind
-// the one that took the last chunk of the request before.
+// All requests' rows are one range that all threads of the grid share: a request's first chunk goes to the
+// thread behind the one that took the last chunk of the request before.
 __global__ __launch_bounds__(kThreads, 1) void followers_kernel(const __grid_constant__ FollowerParams p) {
   __shared__ int32_t counts[kMaxBatch];
   for (int b = threadIdx.x; b < p.batch; b += kThreads) counts[b] = p.miss_count[b];

@@ -1,5 +1,5 @@
-// Rows between the tiers: one flat range of 16-byte chunks over (row, plane, chunk), so that all threads touch
-// consecutive chunks of a host row, with kDepth of them in flight each.
+// Rows between the tiers: one flat range of 16-byte chunks over (row, plane, chunk), so that all threads
+// touch consecutive chunks of a host row, with kDepth of them in flight each.
 #pragma once
 
 #include <cstdint>
@@ -58,20 +58,22 @@ struct Gather {
   }
   __device__ uint8_t* on_device(int at) const {
     const int row = at / chunks, c = at - row * chunks, p = planes.plane_of(c);
-    return reinterpret_cast<uint8_t*>(planes.device[p] +
-                                      int64_t(rows.device_row(row)) * planes.row_bytes[p] + c * kChunk);
+    return reinterpret_cast<uint8_t*>(planes.device[p] + int64_t(rows.device_row(row)) * planes.row_bytes[p] +
+                                      c * kChunk);
   }
 
   // Chunks at, at + step, ... of the range; the same `at` for both.
-  __device__ void load(int at, int4 (&chunk)[kDepth]) const {
+  template <int kCount>
+  __device__ void load(int at, int4 (&chunk)[kCount]) const {
 #pragma unroll
-    for (int k = 0; k < kDepth; k++, at += step) {
+    for (int k = 0; k < kCount; k++, at += step) {
       if (at < total) chunk[k] = load_chunk(kToHost ? on_device(at) : on_host(at));
     }
   }
-  __device__ void store(int at, const int4 (&chunk)[kDepth]) const {
+  template <int kCount>
+  __device__ void store(int at, const int4 (&chunk)[kCount]) const {
 #pragma unroll
-    for (int k = 0; k < kDepth; k++, at += step) {
+    for (int k = 0; k < kCount; k++, at += step) {
       if (at < total) store_chunk(kToHost ? on_host(at) : on_device(at), chunk[k]);
     }
   }

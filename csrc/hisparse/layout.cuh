@@ -40,7 +40,8 @@ struct GroupPlane {
 };
 static_assert(sizeof(GroupPlane) == 4 * sizeof(int64_t));
 
-// One row of RowLayout.group_table (page copy: all groups, whose planes stand one after the other in plane_table).
+// One row of RowLayout.group_table (page copy: all groups, whose planes stand one after the other in
+// plane_table).
 struct GroupRange {
   int64_t host;  // address of host row 0
   int64_t host_row_bytes;

@@ -17,7 +17,7 @@ MAX_ENTRIES = 8192
 MAX_HOT_ROWS = 32768
 """Most hot rows of one request that the CUDA kernel takes."""
 
-SM_BUDGET = 64
+SM_BUDGET = 32
 """Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
 
 FOLLOWER_BLOCKS = 8

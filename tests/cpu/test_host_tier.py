@@ -88,6 +88,25 @@ def test_pages_by_state_add_up_to_the_pool(server: TierServer) -> None:
     assert pages["spilled"] > 0 and pages["hot"] > 0
 
 
+def test_hot_rows_that_change_hands_start_empty(server: TierServer) -> None:
+    """Slots, stamps and clock: a stale stamp would make an empty row look young, and a cached one would go first."""
+    tables, planner = server.tier.tables, server.planner
+    for _ in range(2):
+        sequence = server.start(0, prompt=6, output=2, chunk=6)
+        assert sequence is not None
+        server.forward()
+        planner._spill_pages(sequence.pages[:3])
+        server.tier.begin_forward(None)
+        lease = sequence.request.lease
+        assert lease is not None
+        assert (tables.hot_slot[:, lease.table] == -1).all()
+        assert (tables.hot_stamp[:, lease.table] == 0).all() and (tables.clock[:, lease.table] == 0).all()
+        for _ in range(3):
+            server.decode([sequence], [])
+        assert (tables.hot_stamp[:, lease.table] > 0).any() and (tables.clock[:, lease.table] == 3).all()
+        server.stop(sequence, keep=False)
+
+
 def test_padding_slots_and_pages_map_to_device_page_0(server: TierServer) -> None:
     slots = torch.tensor([0, 5, 63, -1, -7, 64])
     assert server.tier.rows_of(slots)[:5].tolist() == [0, 5, 63, -1, -7]

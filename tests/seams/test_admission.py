@@ -141,3 +141,20 @@ def test_output_is_clipped_to_the_logical_space() -> None:
         assert clip(anyone, LOGICAL * PAGE - 50, 40, **capacity) == 40
         assert clip(anyone, LOGICAL * PAGE - 50, 400, **capacity) == 49
         assert clip(anyone, LOGICAL * PAGE, 400, **capacity) == 0
+
+
+def test_footprints_of_a_pass_add_up() -> None:
+    """Prefill reads HBM only: two prompts of 20 and 13 pages do not go together into 32 pages."""
+    budget = budget_of(free=LOGICAL)
+    assert ask(budget, 20 * PAGE, 4)
+    budget.reserve(20 * PAGE, 4, chunk_limit=4 * PAGE)
+    assert not ask(budget, 13 * PAGE, 4) and ask(budget, 9 * PAGE, 4)
+    assert budget.tier.deferred == {"device_footprint": 1}
+
+
+def test_a_continued_chunk_is_not_charged_again() -> None:
+    prompt = Request(row=0, most_pages=20, prompt_pages=20, prefill_pages=20, pages=[1])
+    budget = budget_of([prompt], free=LOGICAL - 4)
+    before = budget.footprint
+    budget.reserve(PAGE, 0, chunk_limit=4 * PAGE, is_chunked_continuation=True)
+    assert (budget.footprint, budget.longest) == (before, [20])

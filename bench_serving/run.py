@@ -36,6 +36,9 @@ from .scrub import Scrubber
 from .serving import Server, ServerError
 from .store import Store
 
+CALL_LIMIT_S = 90.0
+"""Seconds a server may take for /flush_cache or /server_info: one that hangs must not eat the others' time."""
+
 RESULTS = Path(__file__).parent / "results"
 
 ServerOf = Callable[[Config, Model, System, Path], Server]
@@ -111,6 +114,7 @@ class Bench:
                 try:
                     if server.ready():
                         waiting.remove(name)
+                        server.limit_s = CALL_LIMIT_S
                         self._say(f"{name}: serves after {server.start_s:.0f} s")
                         self.out.server(name, server.start_s, server.info())
                         self._warm(name, todo)
@@ -175,8 +179,19 @@ class Bench:
                 server = self._servers[point.system.name]
                 self.out.add(lines.failed(point, str(error)), ())
                 self._trouble(f"{point.name}: {error}\n{log_end(server)}")
-                if not server.alive:
+                if not self._quiet(server):
                     self._end(point.system.name)
+
+    def _quiet(self, server: Server) -> bool:
+        """End what a failed run left on a server; False where the server is gone or does not answer."""
+        try:
+            if server.alive:
+                server.abort(everything=True)
+                server.call("/flush_cache?timeout=60", {})
+        except ServerError as error:
+            self._say(f"the server is given up: {error}")
+            return False
+        return server.alive
 
     def _measure(self, point: Point) -> dict[str, Any]:
         """Run the client against an emptied cache, and write the line."""
@@ -196,6 +211,10 @@ class Bench:
 
             limit_s = min(load.limit_s, max(10.0, self._ends - time.monotonic()))
             raw = self.client.run(arguments, limit_s, follow)
+        if not raw["completed"]:
+            raise ClientError(
+                f"no request was answered: {next(filter(None, raw['errors']), 'without a reason')}"
+            )
         line = lines.measured(point, raw, sampler)
         self.out.add(line, sampler.samples)
         self.out.server(point.system.name, server.start_s, sampler.info)

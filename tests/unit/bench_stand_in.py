@@ -46,8 +46,9 @@ def cli_main() -> None:
         f"{kind}_{name}_ms": 10.0 for kind in ("median", "mean", "p99") for name in ("ttft", "tpot", "itl")
     }
     times |= {f"{kind}_e2e_latency_ms": 100.0 for kind in ("median", "mean", "p99")}
+    errors = {"partial": "connection reset", "none": "connection refused"}
     result = times | {
-        "completed": count - (what == "partial"),
+        "completed": 0 if what == "none" else count - (what == "partial"),
         "duration": 2.0,
         "output_throughput": 100.0,
         "total_throughput": 1000.0,
@@ -55,7 +56,7 @@ def cli_main() -> None:
         "server_info": {"model_path": "/root/secret/place"},
         "ttfts": [0.5] * count,
         "itls": [[0.01] * 9] * count,
-        "errors": ["connection reset" if what == "partial" and not place else "" for place in range(count)],
+        "errors": [errors.get(what, "") if what == "none" or not place else "" for place in range(count)],
         "generated_texts": ["1 2 3"] * count,
     }
     Path(options.output_file).write_text(json.dumps(result) + "\n")

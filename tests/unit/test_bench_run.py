@@ -44,10 +44,11 @@ random-output-len = 10
 
 
 class PretendedServer:
-    """What the runner uses of a server. `broken` says which systems do not start."""
+    """What the runner uses of a server. `broken` ones do not start, `hanging` ones are lost once a run failed."""
 
     alive_now: ClassVar[Counter[str]] = Counter()
     broken: frozenset[str] = frozenset()
+    hanging: frozenset[str] = frozenset()
 
     def __init__(self, system: System) -> None:
         self.system, self.port, self.start_s = system, 12345, 1.0
@@ -59,7 +60,7 @@ class PretendedServer:
             "/root/secret/place",
         ]
         self.running = False
-        self.steps = 0
+        self.steps = self.aborted = 0
 
     def launch(self) -> None:
         self.running = True
@@ -81,6 +82,11 @@ class PretendedServer:
 
     def call(self, path: str, body: Any = None) -> Any:
         assert path.startswith("/flush_cache")
+        if self.system.name in self.hanging and self.aborted:
+            raise ServerError("the server did not answer /flush_cache (timed out)")
+
+    def abort(self, rid: str = "", everything: bool = False) -> None:
+        self.aborted += 1
 
     def info(self) -> dict[str, Any]:
         self.steps += 100
@@ -110,7 +116,8 @@ class Setting:
         model = Model("qwen3-tiny", "/root/secret/model", "/root/secret/words", (), 2048)
         monkeypatch.setattr(run, "resolve", lambda name, layers: model)
         monkeypatch.setattr(PretendedServer, "alive_now", Counter())
-        monkeypatch.setattr(PretendedServer, "broken", frozenset())
+        for trouble in ("broken", "hanging"):
+            monkeypatch.setattr(PretendedServer, trouble, frozenset())
         self.configure()
 
     def configure(self, start: str = "together", **changes: str) -> None:
@@ -198,15 +205,15 @@ def test_nothing_written_names_the_machine(setting: Setting) -> None:
 def test_a_failed_run_is_recorded_and_made_again(
     setting: Setting, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setting.plan(run_2="fail", run_3="partial")
+    setting.plan(run_1="partial", run_2="fail")
     assert setting.run() == 1
-    assert [line[2] for line in setting.order()] == ["ok", "failed", "partial", "ok"]
+    assert [line[2] for line in setting.order()] == ["partial", "failed", "ok", "ok"]
     said = capsys.readouterr()
     assert "ended with status 3" in said.err and "no such prompt" in said.err and "line one" in said.err
     assert "2 of 4 runs are missing" in said.out
     setting.plan()
     assert setting.run() == 0
-    assert setting.order()[4:] == [("ours", 4, "ok"), ("no tier", 1, "ok")]
+    assert setting.order()[4:] == [("no tier", 4, "ok"), ("ours", 4, "ok")]
     assert "failed" not in capsys.readouterr().out
 
 
@@ -248,6 +255,23 @@ def test_a_run_that_takes_too_long_is_ended(setting: Setting) -> None:
     assert setting.run() == 1
     assert [line[2] for line in setting.order()] == ["failed", "ok", "ok", "ok"]
     assert "did not end within 1 s" in setting.lines()[0]["error"]
+
+
+def test_a_server_that_hangs_after_a_failed_run_is_given_up(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PretendedServer, "hanging", frozenset({"no tier"}))
+    setting.plan(run_1="fail")
+    assert setting.run() == 1
+    assert setting.order() == [("no tier", 4, "failed"), ("ours", 4, "ok"), ("ours", 1, "ok")]
+    assert not +PretendedServer.alive_now
+
+
+def test_a_run_without_any_answer_has_failed(setting: Setting) -> None:
+    setting.plan(run_1="none")
+    assert setting.run() == 1
+    assert [line[2] for line in setting.order()] == ["failed", "ok", "ok", "ok"]
+    assert setting.lines()[0]["error"] == "no request was answered: connection refused"
 
 
 def test_no_run_starts_that_does_not_fit_the_limit(

@@ -13,7 +13,7 @@ namespace hisparse {
 
 struct CopyPages {
   static void run(tvm::ffi::TensorView planes, tvm::ffi::TensorView groups, tvm::ffi::TensorView pairs,
-                  bool to_host, int64_t blocks) {
+                  bool to_host, int64_t blocks, int64_t threads) {
     using namespace sglang::host;
     auto plane_count = SymbolicSize{"planes"}, group_count = SymbolicSize{"groups"};
     auto pair_count = SymbolicSize{"pairs"};
@@ -26,6 +26,8 @@ struct CopyPages {
         .with_device<kDLCUDA>(device)
         .verify(pairs);
     CHECK_HOST(blocks > 0) << "a copy needs at least one thread block, got " << blocks;
+    CHECK_HOST(threads >= 32 && threads <= kMostCopyThreads && threads % 32 == 0)
+        << "a block has whole warps, at most " << kMostCopyThreads << " threads; got " << threads;
     const int64_t work = group_count.unwrap() * pair_count.unwrap();
     CHECK_HOST(work <= INT32_MAX) << pair_count.unwrap() << " pages of " << group_count.unwrap()
                                   << " groups are more than one launch can copy";
@@ -43,8 +45,8 @@ struct CopyPages {
         .wide_pages = page.is_type<int64_t>(),
     };
     const auto kernel = to_host ? copy_pages_kernel<true> : copy_pages_kernel<false>;
-    LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), kCopyThreads, device.unwrap(), smem)(kernel,
-                                                                                                     params);
+    LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), static_cast<uint32_t>(threads),
+                 device.unwrap(), smem)(kernel, params);
   }
 };
 

@@ -117,9 +117,10 @@ def main(name: str, description: str, sections: Mapping[str, Callable[[Bench], N
     given = parser.parse_args()
     bench = Bench(given.device, given.small, given.out)
     command = f"{parser.prog} --out OUT --device {given.device}{' --small' if given.small else ''}"
-    building = prebuild.start(bench)
+    chosen: list[str] = getattr(given, "only", list(sections))
+    building = prebuild.start(bench, chosen)
     _ = bench.pool
-    for section in getattr(given, "only", list(sections)):
+    for section in chosen:
         bench.open(section, command)
         if building is not None:
             bench.attempt("building the kernels", building.finish)

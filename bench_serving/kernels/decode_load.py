@@ -53,9 +53,11 @@ class DecodeLoad:
             finally:
                 self._graph.capture_end()
 
-    def enqueue(self, steps: int) -> None:
-        """Start `steps` steps, between two events."""
+    def enqueue(self, steps: int, behind: torch.cuda.Event | None = None) -> None:
+        """Start `steps` steps, between two events; not before the event `behind`."""
         with torch.cuda.stream(self._stream):
+            if behind is not None:
+                self._stream.wait_event(behind)
             self._start.record()
             for _ in range(steps):
                 self._graph.replay()

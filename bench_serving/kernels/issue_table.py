@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hisparse.kernels.pages import PATH
+
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 
@@ -128,15 +130,11 @@ def _group(lines: list[Line]) -> list[str]:
 
 
 def _copies(lines: list[Line]) -> list[list[str]]:
-    most = max((line["pages"] for line in lines if line.get("kind") == "copy pages"), default=0)
-    shares = [
-        100 * line["of_ceiling"]
-        for line in lines
-        if line.get("kind") == "copy pages" and line["blocks"] == 8 and line["pages"] == most
-    ]
-    slower = [
-        line["slower_percent"] for line in lines if line.get("kind") == "slow-down" and line["blocks"] == 8
-    ]
+    own = [line for line in lines if line.get("path") == PATH]
+    speeds = [line for line in own if line.get("kind") == "page path"]
+    most = max((line["pages"] for line in speeds), default=0)
+    shares = [100 * line["of_ceiling"] for line in speeds if line["pages"] == most]
+    slower = [line["slower_percent"] for line in own if line.get("kind") == "slow-down"]
     met = (
         UNKNOWN
         if not shares
@@ -149,14 +147,14 @@ def _copies(lines: list[Line]) -> list[list[str]]:
     )
     return [
         [
-            "spill and restore, 8 blocks",
+            f"spill and restore, path {PATH}",
             "-",
             "85 % of the copy ceiling",
             _span(shares, "%") if shares else "-",
             met,
         ],
         [
-            "a step beside them, 8 blocks",
+            f"a step beside them, path {PATH}",
             "-",
             "3 % slower at most",
             _span(slower, "%") if slower else "-",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_hisparse.kernels import pages, resolve
+from sglang_hisparse.kernels import engines, pages, resolve
 
 from . import gather
 from .stock import BLOCK_SIZE
@@ -35,7 +35,11 @@ class Building:
             raise error
 
 
-def start(bench: Bench) -> Building | None:
+PAGES = ("pages", "page engines")
+"""All that the section `pages` launches."""
+
+
+def start(bench: Bench, sections: Collection[str]) -> Building | None:
     """Begin to build what the sections launch on this device; None where nothing is built."""
     if bench.device.type != "cuda":
         return None
@@ -64,15 +68,16 @@ def start(bench: Bench) -> Building | None:
 
         return stock._jit_copy_planned_module(1024, True, False, False)
 
-    return Building(
-        bench,
-        {
-            "resolve": resolve.prepare,
-            "pages": pages.prepare,
-            "gather": gather.prepare,
-            "stock 656": partial(swap_in, 656, False),
-            "stock 1152": partial(swap_in, 1152, False),
-            "stock 656 with plan": partial(swap_in, 656, True),
-            "stock shared": shared,
-        },
-    )
+    builds: dict[str, Callable[[], Any]] = {
+        "resolve": resolve.prepare,
+        "pages": pages.prepare,
+        "page engines": engines.prepare_copies,
+        "gather": gather.prepare,
+        "stock 656": partial(swap_in, 656, False),
+        "stock 1152": partial(swap_in, 1152, False),
+        "stock 656 with plan": partial(swap_in, 656, True),
+        "stock shared": shared,
+    }
+    if set(sections) == {"pages"}:
+        builds = {name: builds[name] for name in PAGES}
+    return Building(bench, builds)

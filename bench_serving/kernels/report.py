@@ -131,14 +131,38 @@ def _pages(lines: list[Line]) -> list[str]:
         for line in copies[: len(rows[0]) - 1 if rows else 0]
     ]
     out = ["Page copies, speed and share of the copy ceiling", markdown(["groups", *head], rows)]
-    for line in pick(lines, kind="slow-down"):
-        direction = "spill" if line["to_host"] else "restore"
-        covered = "" if line["covered"] else " (copies ended before the steps)"
-        out.append(
-            f"{direction} at {line['blocks']} blocks, forward priority {line['priority']}: a step of "
-            f"{min(line['alone_ms'])} ms is {line['slower_percent']} % slower{covered}"
-        )
-    return out
+    return out + _page_paths(lines)
+
+
+def _page_paths(lines: list[Line]) -> list[str]:
+    speeds, losses = pick(lines, kind="page path"), pick(lines, kind="slow-down")
+    if not speeds:
+        return []
+    rows = []
+    for line in speeds:
+        same = {key: line[key] for key in ("path", "to_host", "pages", "layers", "row_bytes")}
+        slower = [
+            f"{loss['slower_percent']} %{'' if loss['covered'] else ' (copies ended first)'}"
+            for priority in (0, -1)
+            for loss in pick(losses, priority=priority, **same)
+        ]
+        rows.append([
+            f"{line['layers']} x {line['row_bytes']} B, {line['pages']} pages",
+            "spill" if line["to_host"] else "restore",
+            line["path"] + ("" if line["batched"] else ", one by one"),
+            line["gb_s"], f"{100 * line['of_ceiling']:.0f} %", line["cpu_us"], ", ".join(slower) or "-",
+        ])  # fmt: skip
+    rows.sort(key=lambda row: row[:2])
+    head = (
+        "groups",
+        "",
+        "path",
+        "GB/s",
+        "of the ceiling",
+        "CPU us",
+        "a step beside it is slower by (priority 0, -1)",
+    )
+    return ["Page copies by path", markdown(head, rows)]
 
 
 def _tune(lines: list[Line]) -> list[str]:

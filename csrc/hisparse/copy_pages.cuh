@@ -10,7 +10,7 @@
 
 namespace hisparse {
 
-constexpr int kCopyThreads = 1024;
+constexpr int kMostCopyThreads = 1024;
 
 struct CopyParams {
   const GroupPlane* planes;  // of all groups
@@ -29,10 +29,11 @@ struct PageRows {
 
 // One block copies one page of one group at a time; its warps do not wait for each other.
 template <bool kToHost>
-__global__ __launch_bounds__(kCopyThreads, 1) void copy_pages_kernel(const __grid_constant__ CopyParams p) {
+__global__ __launch_bounds__(kMostCopyThreads,
+                             1) void copy_pages_kernel(const __grid_constant__ CopyParams p) {
   extern __shared__ __align__(16) uint8_t memory[];
   PlaneTable* tables = reinterpret_cast<PlaneTable*>(memory);  // [group_count]
-  for (uint32_t g = threadIdx.x; g < p.group_count; g += kCopyThreads) {
+  for (uint32_t g = threadIdx.x; g < p.group_count; g += blockDim.x) {
     const GroupRange range = p.groups[g];
     tables[g].fill(p.planes, int(range.first_plane), int(range.plane_count), range.host);
   }
@@ -47,7 +48,7 @@ __global__ __launch_bounds__(kCopyThreads, 1) void copy_pages_kernel(const __gri
     const PlaneTable& planes = tables[group];
     const PageRows rows{int(host * kPage), int(device * kPage)};
     const Gather<PageRows, kToHost> copy{
-        planes, rows, p.groups[group].host_row_bytes, planes.chunks, kPage * planes.chunks, kCopyThreads};
+        planes, rows, p.groups[group].host_row_bytes, planes.chunks, kPage * planes.chunks, int(blockDim.x)};
     copy.run(int(threadIdx.x));
   }
 }

@@ -19,7 +19,8 @@ from sglang.srt.model_executor.pool_configurator import (
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_block, size_pools
-from sglang_hisparse.config import HiSparseConfig
+from sglang_hisparse.config import PAGE, HiSparseConfig
+from sglang_hisparse.kernels.pages import staging_bytes
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.selectors.dsa import dsa_selector
@@ -37,8 +38,10 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
         return config
     runtime.selector, token = _selector_and_bytes(configurator, runtime.config)
     chunk = max(0, get_schedule().chunked_prefill_size or 0)
+    tiered_on_cuda = runtime.config.host_pool_gib > 0 and str(configurator.device).startswith("cuda")
+    staging = staging_bytes(PAGE * token.host) if tiered_on_cuda else 0
     capacity = size_pools(
-        budget_bytes=configurator._profile_available_bytes(pre_model_load_memory),
+        budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - staging,
         most_device_tokens=get_schedule().max_total_tokens,
         host_pool_gib=runtime.config.host_pool_gib,
         token=token,

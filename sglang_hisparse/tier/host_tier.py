@@ -81,6 +81,8 @@ class HostTier:
         )
         self.audit = Audit(self.layout, capacity.host_pages) if has_host and config.audit != "off" else None
         self.mover = Mover(self.layout, self.tables, self.audit)
+        if has_host:
+            self.mover.prepare()
         by_heat = has_host and config.spill_order == "heat"
         self.heat = PageHeat(capacity.logical_pages, device) if by_heat else None
         self.selected = SelectionCounters(len(selector.groups), device)

@@ -5,6 +5,7 @@ Order on a CUDA device, for the journal taken before forward t+1:
     forward stream   forward t | ............ wait (fence) | map, tables | forward t+1
     side stream                  wait for t | copies ------+
 
+How pages are copied is kernels/pages.py's `PATH`; whatever it is, copies are over where the side stream is.
 Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says so:
 a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1.
 On the CPU everything runs in program order.
@@ -12,11 +13,11 @@ On the CPU everything runs in program order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from sglang_hisparse.kernels.pages import copy_pages
+from sglang_hisparse.kernels.pages import PageCopies
 from sglang_hisparse.policy.journal import CopyBatch, Journal
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import StallClock
@@ -34,6 +35,12 @@ class Mover:
         self.stall = StallClock()
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._copying = False
+        self._copies: PageCopies | None = None
+
+    def prepare(self) -> None:
+        """Build what copies need and take their memory, now rather than in front of the first forward that copies."""
+        if self._copies is None:
+            self._copies = PageCopies(self.layout)
 
     def apply(self, journal: Journal, leased_pages: Mapping[int, list[int]]) -> None:
         """Bring device state to what `journal` says. `leased_pages`: hot table -> its device pages now."""
@@ -65,24 +72,23 @@ class Mover:
             self._copying = False
 
     def _copy_batch(self, batch: CopyBatch) -> None:
+        self.prepare()
+        assert self._copies is not None
         if batch.to_host:
-            pairs = self._pairs(batch.to_host)
             if self.audit is not None:
                 self.audit.written(batch.to_host)
-            copy_pages(self.layout, pairs, to_host=True)
+            self._copies.copy(self._on_host(batch.to_host, torch.int64), to_host=True)
             self.bytes_to_host += len(batch.to_host) * self.page_bytes
         if batch.to_device:
-            copy_pages(self.layout, self._pairs(batch.to_device), to_host=False)
+            self._copies.copy(self._on_host(batch.to_device, torch.int64), to_host=False)
             self.bytes_to_device += len(batch.to_device) * self.page_bytes
-
-    def _pairs(self, pairs: list[tuple[int, int]]) -> torch.Tensor:
-        return self._upload((page for pair in pairs for page in pair), torch.int64).view(-1, 2)
 
     def _upload(self, values: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
         """Small host list -> device tensor on the current stream, without a synchronisation."""
-        pinned = self.device.type == "cuda"
-        host = torch.tensor(list(values), dtype=dtype, pin_memory=pinned)
-        return host.to(self.device, non_blocking=True)
+        return self._on_host(list(values), dtype).to(self.device, non_blocking=True)
+
+    def _on_host(self, values: Sequence[int] | Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
 
     def _set_hot(self, table: int, first: int, pages: list[int]) -> None:
         tables, start = self.tables, first * PAGE

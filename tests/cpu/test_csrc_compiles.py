@@ -16,8 +16,9 @@ NVCC = shutil.which("nvcc")
 SGLANG = importlib.util.find_spec("sglang")
 TVM_FFI = importlib.util.find_spec("tvm_ffi")
 
-INSTANCES = {"resolve": 5, "copy_pages": 2}
-"""Kernels of a file: resolve for 1, 2, 4 and 8 entries a thread, and followers; copies in both directions."""
+INSTANCES = {"resolve": 5, "copy_pages": 2, "batch_copy": 0}
+"""Kernels of a file: resolve for 1, 2, 4 and 8 entries a thread, and followers; copies in both directions; the copy
+engines need no kernel."""
 
 pytestmark = [
     pytest.mark.skipif(NVCC is None, reason="no nvcc in PATH"),
@@ -66,7 +67,7 @@ def test_compiles_without_spills(kernel: str, arch: str, tmp_path: Path) -> None
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", result.stderr
     )
     assert len(spills) == INSTANCES[kernel]
-    assert set(spills) == {("0", "0", "0")}, result.stderr
+    assert set(spills) <= {("0", "0", "0")}, result.stderr
     print(kernel, arch, re.findall(r"Used (\d+) registers", result.stderr), "registers")
 
 

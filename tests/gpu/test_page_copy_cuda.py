@@ -1,4 +1,4 @@
-"""The CUDA page copy equals the torch reference in both directions, for any groups and planes.
+"""The CUDA page copies equal the torch reference in both directions, for any groups and planes, by every path.
 
 `-k small` is the subset that sanitize.sh runs.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_hisparse.kernels import pages, reference
+from sglang_hisparse.kernels import build as build_kernels
+from sglang_hisparse.kernels import engines, pages, reference
 from sglang_hisparse.tier.layout import PAGE, Group, RowLayout, plan_planes
 
 pytestmark = [
@@ -26,6 +27,8 @@ SHAPES = {  # layers of the groups, row bytes of the planes of a layer
     "kv": ([(0, 1), (2, 3)], (256, 512)),
     "small-chunk": ([(0,)], (16,)),
 }
+
+PATHS = pytest.mark.parametrize("path", pages.PATHS)
 
 
 def noise(rows: int, row_bytes: int, seed: int) -> torch.Tensor:
@@ -81,6 +84,110 @@ def test_equals_the_reference(shape: str, dtype: torch.dtype, to_host: bool) -> 
         assert_equal(ours, theirs)
 
 
+@PATHS
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("to_host", [True, False], ids=["to-host", "to-device"])
+@pytest.mark.parametrize("default_stream", [True, False], ids=["default-stream", "own-stream"])
+def test_every_path_equals_the_reference(
+    path: pages.Path, shape: str, to_host: bool, default_stream: bool
+) -> None:
+    ours, theirs = build(shape, DEVICE), build(shape, "cpu")
+    copies = pages.PageCopies(ours, path)
+    stream = torch.cuda.default_stream() if default_stream else torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    neighbours = torch.stack([torch.arange(20, 40), torch.arange(10, 30)], dim=1)
+    with torch.cuda.stream(stream):
+        for pairs in (pairs_of(1, 1), pairs_of(7, 7).to(torch.int32), pairs_of(33, 33), neighbours):
+            copies.copy(pairs.pin_memory(), to_host)
+            reference.copy_pages(theirs, pairs, to_host)
+    assert_equal(ours, theirs)
+
+
+def small_staging(layout: RowLayout, pairs_of_slots: int) -> engines.Staged:
+    """A staging of `pairs_of_slots` pages in each half."""
+    page_bytes = PAGE * sum(group.host_row_bytes for group in layout.groups)
+    staged = engines.Staged(layout, limit=2 * pairs_of_slots * page_bytes)
+    assert staged.slots == 2 * pairs_of_slots
+    return staged
+
+
+@pytest.mark.parametrize("half", [1, 2, 5])
+@pytest.mark.parametrize("shape", ["small-4-layers", "bf16"])
+def test_more_pages_than_the_staging_holds(shape: str, half: int) -> None:
+    """33 pages through 2 to 10 slots, back and forth without a pause, on streams in turn: every half is reused while
+    the engines are slower than the kernel."""
+    ours, theirs = build(shape, DEVICE), build(shape, "cpu")
+    staged = small_staging(ours, half)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    previous = streams[1]
+    for seed in range(30):
+        pairs, to_host = pairs_of(33, seed), seed % 3 != 2
+        stream = streams[seed % 2]
+        stream.wait_stream(previous)  # pages of the last call may be read or written by this one
+        with torch.cuda.stream(stream):
+            staged.copy(pairs, to_host)
+        previous = stream
+        reference.copy_pages(theirs, pairs, to_host)
+    assert_equal(ours, theirs)
+
+
+@PATHS
+def test_copies_keep_their_place_in_the_stream(path: pages.Path) -> None:
+    """Rows that a slow kernel ahead writes are what is copied; rows written behind the copies are not."""
+    ours = build("small-4-layers", DEVICE)
+    copies = pages.PageCopies(ours, path)
+    if path == "staged":
+        copies._engines = small_staging(ours, 2)
+    pairs = torch.stack([torch.arange(16), torch.arange(16).flip(0)], dim=1)
+    back = torch.stack([torch.arange(16, 32), torch.arange(16).flip(0)], dim=1)
+    planes = [plane.rows for group in ours.groups for plane in group.planes]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for value in range(1, 30):
+            torch.cuda._sleep(200_000)
+            for rows in planes:
+                rows[: 16 * PAGE].fill_(value)
+            copies.copy(pairs, to_host=True)
+            for rows in planes:
+                rows[: 16 * PAGE].fill_(255)
+            copies.copy(back, to_host=False)
+            wrong = torch.stack([(rows[16 * PAGE : 32 * PAGE] != value).sum() for rows in planes])
+            assert not wrong.any(), value
+    stream.synchronize()
+    for group in ours.groups:
+        assert (group.host[: 16 * PAGE] == 29).all()
+
+
+def test_the_driver_takes_batches() -> None:
+    """Else the staged and the strided path issue their copies one by one, which works but is slow."""
+    if int(torch.version.cuda.split(".")[0]) < 13:
+        pytest.skip("a batch needs CUDA 13")
+    ours = build("bf16", DEVICE)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for engine in (engines.Staged(ours), engines.Strided(ours)):
+            assert engine.copy(pairs_of(9, 1), to_host=True)
+            assert engine.copy(pairs_of(9, 2), to_host=False)
+    torch.cuda.synchronize()
+
+
+def test_engines_without_copies_small() -> None:
+    """Nothing to copy, by an empty list and by pairs that are all switched off."""
+    ours, theirs = build("small", DEVICE), build("small", "cpu")
+    nothing = torch.zeros((0, 2), dtype=torch.int64)
+    for path in pages.PATHS:
+        copies = pages.PageCopies(ours, path)
+        for to_host in (True, False):
+            copies.copy(nothing, to_host)
+            copies.copy(torch.tensor([[-1, 3], [4, -1]]), to_host)
+    batch_copy = build_kernels.kernel("batch_copy", "batch_copy")
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert batch_copy(empty, empty, empty, torch.cuda.current_stream().cuda_stream)
+    assert_equal(ours, theirs)
+
+
 def test_round_trip_and_no_pairs_small() -> None:
     ours = build("small-4-layers", DEVICE)
     before = [plane.rows.clone() for group in ours.groups for plane in group.planes]
@@ -95,7 +202,8 @@ def test_round_trip_and_no_pairs_small() -> None:
         assert torch.equal(plane.rows, rows)
 
 
-def test_pages_beyond_two_gib() -> None:
+@PATHS
+def test_pages_beyond_two_gib(path: pages.Path) -> None:
     """Device pages and host pages whose byte offset does not fit 32 bits, both ways."""
     row_bytes = 1152
     last = 2**31 // (row_bytes * PAGE) + 2
@@ -105,10 +213,11 @@ def test_pages_beyond_two_gib() -> None:
     layout = RowLayout.of([Group(0, (0,), planes, host)])
     data = noise(PAGE, row_bytes, seed=1)
     rows[last * PAGE :] = data.to(DEVICE)
-    pages.copy_pages(layout, torch.tensor([[last, last]], device=DEVICE), to_host=True)
+    copies = pages.PageCopies(layout, path)
+    copies.copy(torch.tensor([[last, last]]), to_host=True)
     torch.cuda.synchronize()
     assert torch.equal(host[last * PAGE :], data)
-    pages.copy_pages(layout, torch.tensor([[last - 1, last]], device=DEVICE), to_host=False)
+    copies.copy(torch.tensor([[last - 1, last]]), to_host=False)
     assert torch.equal(rows[(last - 1) * PAGE : last * PAGE].cpu(), data)
     assert not rows[: (last - 1) * PAGE].any()
 

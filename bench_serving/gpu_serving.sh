@@ -49,8 +49,8 @@ P
 
 for name in $stages; do
   case $name in
-    fp8) stage fp8 480 $configs/h200_fp8.toml --workload "cold 32K" ;;
-    fp8-more) stage fp8 480 $configs/h200_fp8.toml ;;
+    fp8) stage fp8 480 $configs/h200.toml --workload "cold 32K" ;;
+    fp8-more) stage fp8 480 $configs/h200.toml ;;
     bf16) stage bf16 540 $configs/h200_bf16.toml ;;
     hot-rows) stage hot-rows 300 $configs/h200_hot_rows.toml ;;
     multi-turn) stage multi-turn 420 $configs/h200_multi_turn.toml ;;

@@ -82,8 +82,6 @@ class Bench:
                 except KeyboardInterrupt as error:
                     return str(error)
                 finally:
-                    for one in previous:
-                        signal.signal(one, signal.SIG_IGN)  # the servers have to be ended whatever comes now
                     self.close()
         finally:
             for one, handler in previous.items():
@@ -281,7 +279,14 @@ def dry_run(config: Config, model: Model, todo: list[Point], scrub: Scrubber) ->
         print(scrub.text(shlex.join(["python", "-m", "sglang.bench_serving", *arguments])))
 
 
+def _ignore(number: int, frame: Any) -> None:
+    """Nothing."""
+
+
 def _interrupt(number: int, frame: Any) -> None:
+    """The first signal ends the run; what follows it is ignored, as the servers have to be ended in order."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, _ignore)
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

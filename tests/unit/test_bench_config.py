@@ -117,7 +117,7 @@ def test_configurations_of_the_repository_are_good(path: Path) -> None:
 def test_the_configurations_asked_for_are_there() -> None:
     assert {path.stem for path in CONFIGS} >= {
         "cpu_demo",
-        "h200_fp8",
+        "h200",
         "h200_bf16",
         "h200_multi_turn",
         "h200_long_document",
@@ -128,7 +128,7 @@ def test_the_configurations_asked_for_are_there() -> None:
 
 
 def test_every_system_has_the_same_budget_on_its_command_line(tmp_path: Path) -> None:
-    config = parse(document(CONFIGS[0].with_name("h200_fp8.toml")))
+    config = parse(document(CONFIGS[0].with_name("h200.toml")))
     model = resolve("somebody/some-model")
     commands = {s.name: server_for(config, model, s, tmp_path / "log").command for s in config.systems}
     for command in commands.values():
@@ -142,7 +142,7 @@ def test_every_system_has_the_same_budget_on_its_command_line(tmp_path: Path) ->
 
 
 def test_8_requests_fit_the_h200_budget_and_9_do_not() -> None:
-    config = parse(document(CONFIGS[0].with_name("h200_fp8.toml")))
+    config = parse(document(CONFIGS[0].with_name("h200.toml")))
     own, new = config.workloads[0].lengths
     pages = -(-(own + new) // 64)
     assert 8 * pages * 64 <= config.device_tokens < 9 * pages * 64

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,13 +44,14 @@ class Client:
     """Stock's client, ready to run. `stand_in` (a Python file with `cli_main`) replaces it, for tests."""
 
     def __init__(self, python: str = sys.executable, stand_in: Path | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-client-"))
+        self._folder = Path()
         self._command = [python, "-u", "-m", "bench_serving.client", *([str(stand_in)] if stand_in else [])]
         self._process: subprocess.Popen[str] | None = None
         self._runs = 0
 
     def __enter__(self) -> Client:
         """Starts the import; returns at once."""
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-client-"))
         checkout = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -69,6 +71,7 @@ class Client:
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(
         self, arguments: Sequence[str], limit_s: float, follow: Callable[[], None] = lambda: None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -92,6 +93,8 @@ class Bench:
         """End every server, keep the end of its log."""
         for name in list(self._servers):
             self._end(name)
+        if not self.troubles:  # else the whole logs may be needed; messages name them
+            shutil.rmtree(self._logs, ignore_errors=True)
 
     # -- servers -----------------------------------------------------------------------------------------------
 
@@ -321,14 +324,14 @@ def main(
         print(f"bench_serving.run: {error}", file=sys.stderr)
         return 2
     show_plan(config, model, planned, todo)
-    bench = Bench(config, model, out, client or Client(), server_of, options.limit_s)
-    interrupted = ""
+    interrupted, troubles = "", []
     if todo:
         out.begin(text, found)
-        interrupted = bench.run_to_the_end(todo)
+        bench = Bench(config, model, out, client or Client(), server_of, options.limit_s)
+        interrupted, troubles = bench.run_to_the_end(todo), bench.troubles
     left = missing(planned, out.lines())
     print(short_table(list(out.lines().values())))
-    for trouble in bench.troubles:
+    for trouble in troubles:
         first, *rest = trouble.splitlines()
         print("\n".join([f"PROBLEM {first}", *(f"    {line}" for line in rest[-3:])]))
     if left:

@@ -158,3 +158,22 @@ def test_a_continued_chunk_is_not_charged_again() -> None:
     before = budget.footprint
     budget.reserve(PAGE, 0, chunk_limit=4 * PAGE, is_chunked_continuation=True)
     assert (budget.footprint, budget.longest) == (before, [20])
+
+
+def test_the_budget_is_told_whom_a_question_is_about() -> None:
+    """24 pages of output may come, 4 tokens are reckoned with. It holds for one question."""
+    from sglang_hisparse.seams.admission import prefill_candidate
+
+    budget, prompt = budget_of(free=LOGICAL), (LOGICAL - 24) * PAGE
+    output = SimpleNamespace(max_new_tokens=30 * PAGE)
+    req = SimpleNamespace(sampling_params=output, output_ids=[1] * 6 * PAGE)
+    question: dict[str, Any] = {
+        "extend_input_len": prompt, "input_tokens": prompt, "max_new_tokens": 4, "total_tokens": prompt + 4 + PAGE,
+        "swa_host_hit_length": 0, "chunk_limit": None,
+    }  # fmt: skip
+    for told, longest in ((True, LOGICAL), (False, LOGICAL - 23)):
+        if told:
+            prefill_candidate(SimpleNamespace(memory_budget=budget), req, extend_input_len=prompt)
+        assert budget.check_prefill(**question)[0]
+        assert budget._candidate.longest == longest
+    prefill_candidate(SimpleNamespace(memory_budget=object()), req, extend_input_len=prompt)

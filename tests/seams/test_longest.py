@@ -95,3 +95,17 @@ def test_longest_prefill(
     tier.capacity.host_pages, tier.selector.prefill_reads_host = host_pages, reads_host
     monkeypatch.setattr(lifecycle, "get_schedule", lambda: SimpleNamespace(chunked_prefill_size=chunk))
     assert lifecycle.longest_prefill_of(tier) == longest
+
+
+def test_a_prompt_longer_than_any_prefill_is_refused_when_it_arrives(
+    tier: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixth number of SGLang's worker info is the longest prompt."""
+    from sglang_hisparse.seams.forward import limit_input
+
+    info: Any = tuple(range(4990, 5002))
+    assert limit_input(info, None) == (*info[:5], DEVICE * PAGE, *info[6:])
+    short: Any = (0, 0, 0, 0, 0, 77, 0)
+    assert limit_input(short, None) == short
+    tier.capacity.host_pages = 0
+    assert limit_input(info, None) == info

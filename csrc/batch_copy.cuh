@@ -81,6 +81,7 @@ struct BatchRects {
     const auto first = static_cast<const Rect*>(rects.data_ptr());
     const auto stream = reinterpret_cast<cudaStream_t>(stream_handle);
     const size_t count = size_t(n.unwrap());
+    if (count == 0) return true;
     bool batched = takes_batches(stream);
     for (size_t begin = 0; begin < count; begin += kMostRects) {
       const size_t end = std::min(count, begin + kMostRects);

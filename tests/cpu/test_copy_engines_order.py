@@ -1,0 +1,145 @@
+"""engines.Staged on streams that run in any order their events allow: no order may change what is copied."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_hisparse.kernels import build as build_kernels
+from sglang_hisparse.kernels import engines, reference
+from sglang_hisparse.tier.layout import PAGE, Group, RowLayout
+from tests.cpu.test_copy_plan import assert_equal, build, move
+
+
+class FakeStream:
+    """Work that has been issued: functions, and marks (stream, position) to wait for."""
+
+    all: list[FakeStream] = []  # noqa: RUF012
+    current: FakeStream
+
+    def __init__(self, _device: object = None) -> None:
+        self.work: list[Any] = []
+        self.done = 0
+        self.cuda_stream = len(FakeStream.all)
+        FakeStream.all.append(self)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        if event.mark is not None:
+            self.work.append(event.mark)
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.work.append((other, len(other.work)))
+
+    def synchronize(self) -> None:
+        run_all(random.Random(0))
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.mark: tuple[FakeStream, int] | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        self.mark = (stream, len(stream.work))
+
+
+def run_all(order: random.Random) -> None:
+    """Run everything that was issued; which stream goes on is up to `order`."""
+    while waiting := [stream for stream in FakeStream.all if stream.done < len(stream.work)]:
+        ready = []
+        for stream in waiting:
+            step = stream.work[stream.done]
+            if not isinstance(step, tuple) or step[0].done >= step[1]:
+                ready.append(stream)
+        stream = order.choice(ready)
+        step = stream.work[stream.done]
+        if not isinstance(step, tuple):
+            step()
+        stream.done += 1
+
+
+@contextmanager
+def on(stream: FakeStream) -> Any:
+    before, FakeStream.current = FakeStream.current, stream
+    yield
+    FakeStream.current = before
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
+    """Two streams to call from; torch's streams, events and pinned memory are replaced."""
+    FakeStream.all = []
+    FakeStream.current = FakeStream()
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: FakeStream.current)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return [FakeStream(), FakeStream()]
+
+
+def staged_of(layout: RowLayout, half: int, monkeypatch: pytest.MonkeyPatch) -> engines.Staged:
+    """`half` pages in each half; kernel and batches are put on the fake streams."""
+    staging: list[RowLayout] = []
+
+    def kernel(_planes: object, _groups: object, pairs: torch.Tensor, to_host: bool, *_: int) -> None:
+        FakeStream.current.work.append(lambda: reference.copy_pages(staging[0], pairs, to_host))
+
+    def batch_copy(to: torch.Tensor, source: torch.Tensor, size: torch.Tensor, handle: int) -> bool:
+        for copy in zip(to.tolist(), source.tolist(), size.tolist(), strict=True):
+            FakeStream.all[handle].work.append(lambda copy=copy: move(*copy))
+        return True
+
+    entries: dict[str, Callable[..., Any]] = {
+        "copy_pages": kernel, "batch_copy": batch_copy, "batch_rects": batch_copy
+    }  # fmt: skip
+    monkeypatch.setattr(build_kernels, "kernel", lambda _source, function: entries[function])
+    page_bytes = PAGE * sum(group.host_row_bytes for group in layout.groups)
+    staged = engines.Staged(layout, limit=2 * half * page_bytes)
+    staging.append(
+        RowLayout.of(
+            Group(g.index, g.layers, g.planes, buffer)
+            for g, buffer in zip(layout.groups, staged.buffers, strict=True)
+        )
+    )
+    return staged
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_streams_copies_the_same(
+    seed: int, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spills and restores in turn; the caller's streams wait for each other, as users of the same pages must."""
+    ours, theirs = build("mixed"), build("mixed")
+    staged = staged_of(ours, 1 + seed % 3, monkeypatch)
+    generator = torch.Generator().manual_seed(seed)
+    previous = streams[0]
+    for call in range(6):
+        pairs = torch.stack([torch.randperm(n, generator=generator)[:9] for n in (12, 15)], dim=1)
+        pairs[call, 0] = -1
+        stream = streams[(call + seed) % 2]
+        stream.wait_stream(previous)
+        with on(stream):
+            assert staged.copy(pairs, to_host=call % 2 == seed % 2)
+        previous = stream
+        reference.copy_pages(theirs, pairs, call % 2 == seed % 2)
+    run_all(random.Random(seed))
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_calls_on_streams_that_do_not_wait_share_the_staging(
+    to_host: bool, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = build("mixed"), build("mixed")
+    staged = staged_of(ours, 2, monkeypatch)
+    for number, stream in enumerate(streams):
+        pairs = torch.stack([torch.arange(6), torch.arange(6).flip(0)], dim=1) + 6 * number
+        with on(stream):
+            staged.copy(pairs, to_host)
+        reference.copy_pages(theirs, pairs, to_host)
+    run_all(random.Random(3))
+    assert_equal(ours, theirs)

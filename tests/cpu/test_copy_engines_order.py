@@ -130,9 +130,10 @@ def test_any_order_of_streams_copies_the_same(
     assert_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("to_host", [True, False])
 def test_calls_on_streams_that_do_not_wait_share_the_staging(
-    to_host: bool, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+    to_host: bool, seed: int, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = build("mixed"), build("mixed")
     staged = staged_of(ours, 2, monkeypatch)
@@ -141,5 +142,5 @@ def test_calls_on_streams_that_do_not_wait_share_the_staging(
         with on(stream):
             staged.copy(pairs, to_host)
         reference.copy_pages(theirs, pairs, to_host)
-    run_all(random.Random(3))
+    run_all(random.Random(seed))
     assert_equal(ours, theirs)

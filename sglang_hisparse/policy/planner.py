@@ -111,6 +111,7 @@ class Planner(Room):
                 self.make_room(min(keep, len(residency.free_device) + self.gain()))
             low = residency.device_pages - int(options.low_watermark * residency.device_pages)
             if len(residency.free_device) < low:
+                self._exchange()  # of what earlier steps cleaned, so that nothing waits for a copy
                 self._clean_ahead(options.clean_per_step)
             else:
                 self._bring_back(len(residency.free_device) - low)
@@ -190,6 +191,29 @@ class Planner(Room):
             wanted = min(self.options.hot_max, request.spilled)
             if request.lease is not None and spare > 0 and wanted > request.hot_pages():
                 self._resize_lease(request, min(wanted, request.hot_pages() + spare))
+
+    def _exchange(self) -> None:
+        """Under pressure hot rows grow in exchange for pages of the same request that the host has already, since they
+        are worth more (room.py). One request a step, in turns, because this looks at its pages."""
+        residency = self.residency
+        wanting = [
+            request
+            for request in residency.requests.values()
+            if request.lease is not None
+            and min(self.options.hot_max, request.spilled) > request.hot_pages()
+            and request.movable() > 0
+            and not request.stale
+        ]
+        if not wanting or not residency.clean_pages:
+            return
+        self.turn += 1
+        request = wanting[self.turn % len(wanting)]
+        wanted = min(self.options.hot_max, request.spilled) - request.hot_pages()
+        clean = (p for p in self._movable_pages(request) if residency.state(p) is State.CLEAN)
+        chosen = list(islice(clean, min(self.options.grow_per_step, wanted)))
+        for page in chosen:
+            residency.spill(page)
+        self._resize_lease(request, request.hot_pages() + len(chosen))
 
     def _force(self) -> None:
         """Tests: keep `force_spill` of every request's sealed pages spilled, spread over its positions."""

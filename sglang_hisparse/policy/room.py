@@ -4,10 +4,13 @@ Spilling pays only beyond the hot rows that it makes necessary: the first `hot_m
 request cost as many leased pages. So room is made in this order, and a request is touched only where that
 gains pages:
 
-    1. hot rows beyond the least that a request needs          (gain 1 a page, no bytes)
-    2. idle pages: owned by the radix tree, read by nobody     (gain 1 a page)
-    3. pages that one request reads, coldest first, its first page (attention sink) last
-    4. pages that several requests read, and private ones that gain only together with them
+    1. idle pages: owned by the radix tree, read by nobody     (gain 1 a page)
+    2. pages that one request reads, coldest first, its first page (attention sink) last
+    3. pages that several requests read, and private ones that gain only together with them
+    4. hot rows beyond the least that a request needs          (gain 1 a page, no bytes)
+
+Hot rows go last because they are worth most: of the published miss rates, the second top_k of hot rows takes 16.6 of 30
+points, half a point a page; a page of a context of 512 pages that stays in HBM takes 0.06 (30 % of 1/512).
 
 `gain()` answers how much that would be and changes nothing; `make_room()` does it. Both count the same way.
 A prefill reads no hot rows, so that for one `borrow_room()` also takes the least rows of all requests.
@@ -36,6 +39,7 @@ class PlannerOptions:
     force_spill: float = 0.0
     clean_per_step: int = 64
     restore_per_step: int = 32
+    grow_per_step: int = 32
     spill_order: str = "position"
     """position: the oldest pages of a request leave first; heat: those selected least lately"""
 
@@ -48,6 +52,7 @@ class Room:
         self.free_tables = list(range(options.tables - 1, -1, -1))
         self.heat = Heat() if options.spill_order == "heat" else None
         residency.heat = self.heat
+        self.turn = 0  # of the requests whose hot rows grow under pressure
 
     # -- hot leases ------------------------------------------------------------------------------------------
 
@@ -162,17 +167,16 @@ class Room:
 
         if missing() <= 0:
             return True
-        for request in residency.requests.values():
-            if missing() > 0 and (excess := self._excess_hot(request)):
-                self._resize_lease(request, request.hot_pages() - min(excess, missing()))
-        if missing() > 0:
-            self._spill_idle(missing())
+        self._spill_idle(missing())
         for request, _ in self._gain_order() if missing() > 0 else ():
             if missing() <= 0:
                 break
             self._spill_request(request, missing())
         if missing() > 0:
             self._spill_together(missing())
+        for request in residency.requests.values():
+            if missing() > 0 and (excess := self._excess_hot(request)):
+                self._resize_lease(request, request.hot_pages() - min(excess, missing()))
         return missing() <= 0
 
     def borrow_room(self, pages: int) -> bool:

@@ -84,7 +84,7 @@ def test_no_gain_without_a_hot_table() -> None:
 # -- order -----------------------------------------------------------------------------------------------------
 
 
-def test_room_comes_from_excess_then_idle_then_private_then_shared_pages() -> None:
+def test_room_comes_from_idle_then_private_then_shared_pages_then_excess() -> None:
     planner = planner_of(60, 60)
     residency = planner.residency
     idle = own(planner, range(1, 4))
@@ -100,14 +100,15 @@ def test_room_comes_from_excess_then_idle_then_private_then_shared_pages() -> No
         residency.check()
         return done
 
-    assert room(2) and spilled(planner) == [10, 11, 12], "hot rows beyond the least"
-    assert residency.requests[0].hot_pages() == HOT_MIN
     assert room(3) and spilled(planner) == [*idle, 10, 11, 12], "idle pages"
     assert room(5) and spilled(planner) == [*idle, *range(10, 18)], "private pages"
     assert room(1) and set(spilled(planner)) - {*idle, *range(10, 18)} <= set(prefix), "shared pages"
     assert room(5), "all 12 shared pages for 2 x 3 hot ones"
-    assert not room(1)
     assert {*spilled(planner)} == {*idle, *range(10, 18), *prefix}
+    assert residency.requests[0].hot_pages() == HOT_MIN + 2
+    assert room(2), "hot rows beyond the least"
+    assert residency.requests[0].hot_pages() == HOT_MIN
+    assert not room(1)
 
 
 def test_the_oldest_pages_leave_first_and_the_first_page_last() -> None:

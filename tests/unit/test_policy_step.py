@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.unit.planner_cases import HOT_MIN, own, planner_of, run, spill, spilled
@@ -182,3 +184,37 @@ def test_forced_spilling_needs_tables() -> None:
     planner.close(0)
     planner.step()
     assert spilled(planner) == [1, 2, 3, *range(20, 28)]
+
+
+def test_hot_rows_grow_in_exchange_for_clean_pages() -> None:
+    """Under pressure no page is free, but a hot row is worth more than a page that the host has anyway."""
+    planner = planner_of(23, 40, low_watermark=0.5, high_watermark=1.0, clean_per_step=4, grow_per_step=2)
+    residency = planner.residency
+    first, second = run(planner, 0, range(1, 13)), run(planner, 1, range(21, 26))
+    spill(planner, [2, 3, 4, 5, 6])
+    run(planner, 2, range(31, 31 + len(residency.free_device)))
+    assert not residency.free_device and first.hot_pages() == HOT_MIN
+    planner.step()  # cleans, and gives pages that are clean by now
+    residency.check()
+    grown = [first.hot_pages()]
+    for _ in range(4):
+        residency.forward_prepared()
+        planner.step()
+        residency.check()
+        grown.append(first.hot_pages())
+    assert grown[-1] == 2 * HOT_MIN and all(0 <= b - a <= 2 for a, b in pairwise(grown))
+    assert len(residency.free_device) == 0 and second.hot_pages() == 0, "nothing is spilled of the others"
+    assert first.spilled == 5 + HOT_MIN
+
+
+def test_hot_rows_do_not_grow_at_the_cost_of_pages_that_the_host_lacks() -> None:
+    planner = planner_of(17, 5, low_watermark=0.5)
+    residency = planner.residency
+    first = run(planner, 0, range(1, 13))
+    spill(planner, [2, 3, 4, 5, 6])
+    run(planner, 1, range(13, 13 + len(residency.free_device)))
+    planner.step()
+    residency.forward_prepared()
+    planner.step()
+    assert first.hot_pages() == HOT_MIN and first.spilled == 5
+    residency.check()

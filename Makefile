@@ -32,7 +32,7 @@ $(VENV)/.complete:
 	touch $@
 
 test: venv ## the whole CPU suite, end-to-end tests included; GPU tests too where there is a GPU
-	$(PYTEST) $(ARGS)
+	tests/run.sh $(BIN)/python $(ARGS)
 
 test-fast: venv ## unit, seam and CPU tests only
 	$(PYTEST) tests/unit tests/seams tests/cpu $(ARGS)

@@ -16,7 +16,7 @@ wait "$e2e"
 servers=$?
 echo; echo "== end-to-end tests"; grep -v '^GPU tests skipped: 0 (none' "$log"
 echo; echo "== GPU tests"
-"$python" -m pytest tests/gpu "$@" | tail -4
+"$python" -m pytest tests/gpu "$@" | grep -E '^(GPU tests|FAILED|ERROR|E  |=+ )'
 gpu=${PIPESTATUS[0]}
 echo
 echo "unit, seam and CPU tests: exit $rest; end-to-end: exit $servers; GPU: exit $gpu; $((SECONDS - began)) s"

@@ -28,6 +28,13 @@ from typing import Any
 
 OURS, STOCK = "sglang_hisparse.launch_server", "sglang.launch_server"
 
+PATCHED_TREE = "HISPARSE_PATCHED_TREE"
+"""Environment variable: an SGLang checkout that `python -m sglang_hisparse.patching tree` made. Servers then run that,
+through stock's launcher, without the package; so that one suite tests the plugin and the patches."""
+
+WITHOUT_PACKAGE = "without_package"
+"""Folder of such a checkout; a module in it fails every import of the package."""
+
 CPU_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # stock's module flags ask for a GPU's presence, not for --device
     "OMP_NUM_THREADS": "1",  # two threads on two shared cores spend most of a small matmul waiting
@@ -92,6 +99,7 @@ class Server:
     args         stock's command line after --model-path, --port and --hisparse-config
     hisparse     our options; None starts the launcher without them, which is stock SGLang
     stock        start stock's own launcher; excludes `hisparse`
+    patched      a patched SGLang checkout to serve from, in place of the package (default: `PATCHED_TREE` names one)
     env          variables set for the server on top of this process's and, on the CPU, `CPU_ENVIRONMENT`
     log_path     file of its output (default: a temporary one, named in errors)
     limit_s      seconds it may take to start, and a request may take
@@ -104,6 +112,7 @@ class Server:
         hisparse: dict[str, Any] | None = None,
         *,
         stock: bool = False,
+        patched: Path | str | None = None,
         env: dict[str, str] | None = None,
         log_path: Path | None = None,
         limit_s: float = 600.0,
@@ -114,12 +123,19 @@ class Server:
         self.port = free_port()
         self.limit_s = limit_s
         config = [] if hisparse is None else ["--hisparse-config", json.dumps(hisparse)]
-        self.command = [python, "-m", STOCK if stock else OURS, "--model-path", str(model_path)]
+        tree = None if stock else patched or os.environ.get(PATCHED_TREE) or None
+        self._cwd = Path(tree, "python") if tree else None
+        self.command = [python, "-m", STOCK if stock or tree else OURS, "--model-path", str(model_path)]
         self.command += ["--host", "127.0.0.1", "--port", str(self.port), *args, *config]
         on_cpu = "cpu" in args
         self.env = {**os.environ, **(CPU_ENVIRONMENT if on_cpu else {}), **(env or {})}
-        checkout = str(Path(__file__).resolve().parents[1])
-        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout, self.env.get("PYTHONPATH"))))
+        first = [str(Path(__file__).resolve().parents[1])]
+        if tree:
+            first = [str(Path(tree, "python")), str(Path(tree, WITHOUT_PACKAGE))]
+            self.env["SGLANG_PLUGINS"] = (
+                "none"  # SGLang loads the plugins named here: the package may be installed
+            )
+        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, (*first, self.env.get("PYTHONPATH"))))
         if log_path is None:
             handle, name = tempfile.mkstemp(prefix="sglang-", suffix=".log")
             os.close(handle)
@@ -149,7 +165,12 @@ class Server:
         self._began = time.monotonic()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self.command, env=self.env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self.command,
+                env=self.env,
+                cwd=self._cwd,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def ready(self) -> bool:

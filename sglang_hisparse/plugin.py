@@ -10,45 +10,23 @@ import os
 import sys
 
 from sglang_hisparse import benchmark_aids
+from sglang_hisparse.gate import DISABLE, GATE, asked, off, wanted
 
-GATE = "SGLANG_HISPARSE"
-"""Environment variable that turns the seams on; set by us where the option is seen, inherited by children. Set it to
-1 yourself to use the tier through `sglang.Engine(hisparse_config=...)`."""
-
-DISABLE = "SGLANG_HISPARSE_DISABLE"
-"""Environment variable that keeps the package out, whatever the arguments say."""
-
-
-def wanted(arguments: list[str]) -> bool:
-    """True where the command line asks for the tier: our key in --hisparse-config, or in a --config file."""
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if not equals:
-            value = arguments[index + 1] if index + 1 < len(arguments) else ""
-        if (
-            name in ("--hisparse-config", "--hierarchical-sparse-attention-extra-config")
-            and "host_pool_gib" in value
-        ):
-            return True
-        if name == "--config" and os.path.isfile(value):
-            with open(value, encoding="utf-8") as file:
-                if "host_pool_gib" in file.read():
-                    return True
-    return False
-
-
-def off() -> bool:
-    """True where the environment keeps the package out."""
-    return os.environ.get(DISABLE, "") not in ("", "0")
+PATCHED_TREE = "sglang.srt.mem_cache.hisparse_tier"
+"""The package's modules in a tree that carries `patches/`; its SGLang imports them before it loads any plugin."""
 
 
 def register() -> None:
     """Apply the seams of this process, where the tier or a benchmark aid is asked for. Idempotent. A mismatch ends the
     process."""
-    bench = benchmark_aids.asked(os.environ)
-    if off() or not (os.environ.get(GATE) == "1" or bench or wanted(sys.argv[1:])):
+    if not asked():
         return
-    os.environ[GATE] = "1"
+    if PATCHED_TREE in sys.modules:
+        raise SystemExit(
+            "this SGLang is patched with sglang_hisparse already, and the package beside it would apply the same seams "
+            "again. Do one of: pip uninstall sglang_hisparse; start with SGLANG_PLUGINS set to the other plugins you "
+            "use (or to none); use an SGLang without the patches"
+        )
     from sglang_hisparse.seams.apply import apply
     from sglang_hisparse.seams.table import SEAMS
 
@@ -57,5 +35,8 @@ def register() -> None:
         import torch
 
         scopes |= {"scheduler"} if torch.cuda.is_available() else {"scheduler", "cpu"}
-        scopes |= {"bench"} if bench else set()
+        scopes |= {"bench"} if benchmark_aids.asked(os.environ) else set()
     apply([seam for seam in SEAMS if seam.scope in scopes])
+
+
+__all__ = ["DISABLE", "GATE", "PATCHED_TREE", "off", "register", "wanted"]

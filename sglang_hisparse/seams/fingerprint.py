@@ -26,6 +26,9 @@ Fingerprint = tuple[tuple[str, ...], str]
 NO_SOURCE: Fingerprint = ((), "")
 """Fingerprint of an object that is neither a function nor a class: only its presence can be checked."""
 
+MARK = "hisparse_seam"
+"""Name of the call that `patches/` puts at the targets (`patched.py`)."""
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -157,6 +160,11 @@ def _is_accessory(node: Definition) -> bool:
     return bool(words & {"setter", "deleter", "overload"})
 
 
+def _is_ours(node: ast.AST) -> bool:
+    """True for the decorator that a patched tree carries: the function below it is stock's."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == MARK
+
+
 def _of_node(node: ast.AST) -> Fingerprint:
     params: tuple[str, ...] = ()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -171,7 +179,7 @@ def _of_node(node: ast.AST) -> Fingerprint:
 
 
 def _dump(node: Any) -> str:
-    """`ast.dump` without docstrings and empty fields, where 3.11, 3.12 and 3.13 would print different
+    """`ast.dump` without docstrings, marks and empty fields, where 3.11, 3.12 and 3.13 would print different
     text."""
     if isinstance(node, list):
         return "[" + ",".join(map(_dump, node)) + "]"
@@ -182,6 +190,11 @@ def _dump(node: Any) -> str:
     fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None]
     if isinstance(node, Definition) and ast.get_docstring(node, clean=False) is not None:
         fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
+    if isinstance(node, Definition):
+        fields = [
+            (name, [v for v in value if not _is_ours(v)] if name == "decorator_list" else value)
+            for name, value in fields
+        ]
     return type(node).__name__ + "(" + ",".join(f"{k}={_dump(v)}" for k, v in fields if v != []) + ")"
 
 

@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hisparse.seams.seam import AFTER, AROUND, BEFORE, Seam
+from sglang_hisparse.seams.calls import BUILDERS
+from sglang_hisparse.seams.seam import Seam
 from sglang_hisparse.seams.target import OURS, Target
 
 
@@ -29,38 +30,6 @@ def wrap(seam: Seam, found: Target, hook: Callable[..., Any]) -> Any:
     stock = inspect.unwrap(original)
     if inspect.iscoroutinefunction(stock) or inspect.isasyncgenfunction(stock):
         raise WrapError(f"{seam.target} is async: name a plain function that it calls")
-    wrapper = functools.wraps(original)(_BUILDERS.get(seam.kind, _replace)(original, hook))
+    wrapper = functools.wraps(original)(BUILDERS[seam.kind](original, hook))
     setattr(wrapper, OURS, wrapper)
     return found.rewrapped(wrapper)
-
-
-def _before(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    def before(*args: Any, **kwargs: Any) -> Any:
-        hook(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    return before
-
-
-def _after(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    def after(*args: Any, **kwargs: Any) -> Any:
-        return hook(original(*args, **kwargs), *args, **kwargs)
-
-    return after
-
-
-def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    def around(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    return around
-
-
-def _replace(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    def replace(*args: Any, **kwargs: Any) -> Any:
-        return hook(*args, **kwargs)
-
-    return replace
-
-
-_BUILDERS = {BEFORE: _before, AFTER: _after, AROUND: _around}

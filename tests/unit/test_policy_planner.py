@@ -299,6 +299,16 @@ def test_borrowing_takes_no_more_hot_rows_than_it_needs() -> None:
     assert planner.prepare_decode(first) and planner.prepare_decode(second)
 
 
+def test_borrowing_leaves_a_page_that_is_open_for_any_reader() -> None:
+    planner = planner_of(14, 30)
+    prefix = own(planner, range(1, 11))
+    run(planner, 0, [*prefix, *range(11, 15)])
+    run(planner, 1, prefix)
+    assert not planner.borrow_room(11)
+    assert spilled(planner) == [*range(1, 9), 11, 12]
+    planner.residency.check()
+
+
 # -- requests whose row was rewritten --------------------------------------------------------------------------
 
 

@@ -111,11 +111,13 @@ class Planner(Room):
                 self.make_room(min(keep, len(residency.free_device) + self.gain()))
             low = residency.device_pages - int(options.low_watermark * residency.device_pages)
             if len(residency.free_device) < low:
-                self._exchange()  # of what earlier steps cleaned, so that nothing waits for a copy
+                if residency.hot_pages:
+                    self._exchange()  # of what earlier steps cleaned, so that nothing waits for a copy
                 self._clean_ahead(options.clean_per_step)
-            else:
+            elif residency.hot_pages or residency.spilled_pages() > residency.idle_spilled:
                 self._bring_back(len(residency.free_device) - low)
-        self._grow_hot()
+        if residency.hot_pages:
+            self._grow_hot()
 
     def _clean_ahead(self, count: int) -> None:
         """Copy the pages that would be spilled next, so that spilling them moves no bytes. Looks at every page
@@ -127,12 +129,21 @@ class Planner(Room):
             if count > 0 and self._may_leave(page):
                 residency.clean(page)
                 count -= 1
-        for request, movable in self._gain_order() if count > 0 else ():
+        unseen = self._not_looked_at() if count > 0 else []
+        for request, movable in self._gain_order(unseen) if unseen else ():
             if count <= 0 or movable <= self._hot_cost(request, movable):
                 break
             count -= self._clean_request(request, count)
         if count > 0 and residency.shared_dirty:
             self._clean_shared(count)
+
+    def _not_looked_at(self) -> list[Request]:
+        """Requests of which `_clean_request` may find a page; for the others it would do nothing."""
+        return [
+            request
+            for request in self.residency.requests.values()
+            if self.heat is not None or request.looked_at < len(request.pages) - OPEN_PAGES - 1
+        ]
 
     def _clean_request(self, request: Request, count: int) -> int:
         """Clean up to `count` pages that only `request` reads. Returns how many."""
@@ -193,24 +204,28 @@ class Planner(Room):
                 self._resize_lease(request, min(wanted, request.hot_pages() + spare))
 
     def _exchange(self) -> None:
-        """Under pressure hot rows grow in exchange for pages of the same request that the host has already, since they
-        are worth more (room.py). One request a step, in turns, because this looks at its pages."""
-        residency = self.residency
+        """Under pressure hot rows grow in exchange for pages that the host has already, since they are worth more
+        (room.py): pages of the same request, or, where it has none left, of the one that has most. One request a
+        step, in turns, because this looks at its pages."""
+        residency, options = self.residency, self.options
+        requests = [request for request in residency.requests.values() if not request.stale]
         wanting = [
             request
-            for request in residency.requests.values()
-            if request.lease is not None
-            and min(self.options.hot_max, request.spilled) > request.hot_pages()
-            and request.movable() > 0
-            and not request.stale
+            for request in requests
+            if request.lease is not None and min(options.hot_max, request.spilled) > request.hot_pages()
         ]
         if not wanting or not residency.clean_pages:
             return
         self.turn += 1
         request = wanting[self.turn % len(wanting)]
-        wanted = min(self.options.hot_max, request.spilled) - request.hot_pages()
-        clean = (p for p in self._movable_pages(request) if residency.state(p) is State.CLEAN)
-        chosen = list(islice(clean, min(self.options.grow_per_step, wanted)))
+        donor = request
+        if request.movable() == 0:
+            donor = max(requests, key=lambda other: (other.movable(), -other.row))
+            if donor.spilled < options.hot_min:  # its pages leaving would cost it hot rows of its own
+                return
+        wanted = min(options.hot_max, request.spilled) - request.hot_pages()
+        clean = (p for p in self._movable_pages(donor) if residency.state(p) is State.CLEAN)
+        chosen = list(islice(clean, min(options.grow_per_step, wanted, donor.movable())))
         for page in chosen:
             residency.spill(page)
         self._resize_lease(request, request.hot_pages() + len(chosen))

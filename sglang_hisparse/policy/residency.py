@@ -82,6 +82,10 @@ class Residency:
         """Pages that could still be spilled: free host pages, and host copies of pages that are in HBM."""
         return len(self.free_host) + len(self.clean_pages)
 
+    def spilled_pages(self) -> int:
+        """Pages that are only on the host. O(1)."""
+        return self.host_pages - len(self.free_host) - len(self.clean_pages)
+
     def device_use(self) -> float:
         """Share of device pages in use, hot rows included, in [0, 1]."""
         return 1.0 - len(self.free_device) / self.device_pages

@@ -18,7 +18,7 @@ A prefill reads no hot rows, so that for one `borrow_room()` also takes the leas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sglang_hisparse.config import OPEN_PAGES
@@ -90,16 +90,18 @@ class Room:
     def _hot_cost(self, request: Request, more: int) -> int:
         return self.least_hot(request.spilled + more) - self.least_hot(request.spilled)
 
-    def _gain_order(self) -> list[tuple[Request, int]]:
-        """Requests and how many of their pages may leave (a lower bound), by what that would gain, best
-        first; ties by row."""
+    def _gain_order(self, requests: Iterable[Request] | None = None) -> list[tuple[Request, int]]:
+        """`requests` (all of them) and how many of their pages may leave (a lower bound), by what that would gain,
+        best first; ties by row."""
         residency = self.residency
-        movable = {row: request.movable() for row, request in residency.requests.items()}
+        requests = list(residency.requests.values() if requests is None else requests)
+        movable = {request.row: request.movable() for request in requests}
         for page in residency.pinned:
             if residency.device[page] >= 0 and len(residency.readers[page]) == 1:
                 row = residency.readers[page][0].row
-                movable[row] = max(0, movable[row] - 1)
-        order = [(request, movable[row]) for row, request in residency.requests.items()]
+                if row in movable:
+                    movable[row] = max(0, movable[row] - 1)
+        order = [(request, movable[request.row]) for request in requests]
         return sorted(order, key=lambda pair: (self._hot_cost(*pair) - pair[1], pair[0].row))
 
     def gain(self) -> int:

@@ -218,3 +218,19 @@ def test_hot_rows_do_not_grow_at_the_cost_of_pages_that_the_host_lacks() -> None
     planner.step()
     assert first.hot_pages() == HOT_MIN and first.spilled == 5
     residency.check()
+
+
+def test_a_request_without_pages_in_hbm_grows_at_the_cost_of_the_one_that_has_most() -> None:
+    planner = planner_of(40, 60, low_watermark=0.5, high_watermark=1.0, clean_per_step=40)
+    residency = planner.residency
+    poor, rich = run(planner, 0, range(1, 13)), run(planner, 1, range(13, 35))
+    spill(planner, list(range(1, 11)))
+    spill(planner, [14, 15, 16])
+    run(planner, 2, range(40, 40 + len(residency.free_device)))
+    assert poor.movable() == 0 and not residency.free_device
+    for _ in range(6):
+        planner.step()
+        residency.check()
+        residency.forward_prepared()
+    assert (poor.hot_pages(), rich.hot_pages()) == (2 * HOT_MIN, 2 * HOT_MIN)
+    assert poor.spilled == 10 and rich.spilled == 3 + HOT_MIN + HOT_MIN

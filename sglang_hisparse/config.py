@@ -36,6 +36,7 @@ class HiSparseConfig:
     top_k            Quest: positions a step attends to, recent window included.
     recent_tokens    Quest: newest positions that are always attended to.
     spill_order      which pages of a request leave first: position (the oldest), heat (those selected least lately).
+    resident_graphs  a second set of decode graphs for forwards whose requests have no spilled page (DSA on CUDA).
     audit            compare host bytes with what was written: off, sampled (a few pages a step), full.
     force_spill      tests: share of every request's sealed pages that is spilled in every step.
     """
@@ -49,6 +50,7 @@ class HiSparseConfig:
     top_k: int | None = None
     recent_tokens: int | None = None
     spill_order: str = "position"
+    resident_graphs: bool = False
     audit: str = "off"
     force_spill: float = 0.0
 
@@ -91,6 +93,19 @@ class HiSparseConfig:
         _choice("selector", self.selector, SELECTORS)
         _choice("spill_order", self.spill_order, SPILL_ORDERS)
         _choice("audit", self.audit, AUDITS)
+        if not isinstance(self.resident_graphs, bool):
+            raise ValueError(
+                f"--hisparse-config: resident_graphs must be true or false, not {self.resident_graphs!r}"
+            )
+        if self.resident_graphs and self.selector == "quest":
+            raise ValueError(
+                "--hisparse-config: resident_graphs is for DSA on CUDA, Quest has no decode graphs; leave it out"
+            )
+        if self.resident_graphs and self.spill_order == "heat":
+            raise ValueError(
+                '--hisparse-config: resident_graphs does not work with "spill_order": "heat": pages are counted by '
+                "resolve, which these graphs leave out; leave one of them out"
+            )
         for name in ("hot_rows", "top_k", "recent_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):

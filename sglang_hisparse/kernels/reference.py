@@ -37,6 +37,32 @@ HEAT_STRIDE = 16
 """Every 16th entry of a request's selection warms its page."""
 
 
+def map_rows(page_map: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Slots -> device rows, where no host row is to be fetched.
+
+    page_map  int32 [pages]: see `HotTables`
+    slots     int32 or int64, any shape: below 0 stays as it is
+
+    Returns the shape and dtype of `slots`. The row of a slot whose page is not in HBM is below 0, that of a slot
+    outside the map -1.
+    """
+    page = slots >> 6
+    inside = page < len(page_map)
+    mapped = page_map[torch.where(inside, page, 0).clamp(min=0).long()].to(slots.dtype)
+    rows = torch.where(inside, (mapped << 6) | (slots & 63), NOTHING)
+    return torch.where(slots < 0, slots, rows)
+
+
+def map_pages(page_map: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """A page table of logical pages, int32 of any shape -> the same of device pages.
+
+    0, the padding page, for pages that are not in HBM or outside the map: nobody reads behind the length of a row,
+    where the table holds what earlier requests left there.
+    """
+    inside = (table >= 0) & (table < len(page_map))
+    return torch.where(inside, page_map[torch.where(inside, table, 0).long()].clamp(min=0), 0).to(table.dtype)
+
+
 def expand_blocks(
     blocks: torch.Tensor, unit: int, req_to_token: torch.Tensor, request: torch.Tensor, seq_len: torch.Tensor
 ) -> torch.Tensor:

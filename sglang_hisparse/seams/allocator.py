@@ -9,7 +9,7 @@ Order under pressure: spill, then evict from the radix tree, then (by SGLang) re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from sglang.srt.runtime_context import get_memory
 from sglang.srt.utils import get_num_new_pages
 
 from sglang_hisparse.config import PAGE
+from sglang_hisparse.policy import Request
 from sglang_hisparse.seams.admission import TieredPrefillBudget
 from sglang_hisparse.seams.lifecycle import RequestLifecycle
 from sglang_hisparse.seams.runtime import runtime
@@ -167,15 +168,20 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         self.evict_to_free_tokens(tree_cache, num_tokens)
         if self.available_size() < num_tokens:
             return False
-        planner, pages = self.tier.planner, -(-num_tokens // PAGE)
-        rows = [req.kv.req_pool_idx for req in requests or ()]
-        decoding = [r for row in rows if (r := self.tier.request_of(row)) is not None]
-        lacking = [r for r in decoding if r.hot_pages() < planner.least_hot(r.spilled)]
-        for request in lacking:
-            short = planner.least_hot(request.spilled) - request.hot_pages()
-            if not self.ensure_device(short) or not planner.prepare_decode(request):
+        for request in self._lacking(requests or ()):
+            short = self.tier.planner.least_hot(request.spilled) - request.hot_pages()
+            if not self.ensure_device(short) or not self.tier.planner.prepare_decode(request):
                 return False
-        return self.ensure_device(pages)
+        return self.ensure_device(-(-num_tokens // PAGE))
+
+    def _lacking(self, requests: Iterable[Any]) -> list[Request]:
+        """Those of SGLang's `requests` that lack hot rows to decode. O(1) where all pages of requests are in HBM."""
+        assert self.tier is not None
+        residency, planner = self.tier.residency, self.tier.planner
+        if residency.spilled_pages() == residency.idle_spilled:
+            return []
+        decoding = (self.tier.request_of(req.kv.req_pool_idx) for req in requests)
+        return [r for r in decoding if r is not None and r.hot_pages() < planner.least_hot(r.spilled)]
 
 
 def paged_allocator_class(original: Callable[..., Any], platform: Any) -> type | None:

@@ -139,6 +139,8 @@ def _check_resolved(server_args: Any, config: HiSparseConfig) -> None:
     _check_model(model, config, dsa)
     if dsa:
         _check_dsa(args)
+        if config.resident_graphs:
+            _check_resident(args)
     else:
         _check_quest(args)
     if config.spill_order == "heat" and args.tp_size > 1:
@@ -213,6 +215,36 @@ def _check_dsa(args: Any) -> None:
             "SGLANG_DSA_FUSE_TOPK=0",
             "unfused top-k gives positions, the tier resolves slots",
             "Unset SGLANG_DSA_FUSE_TOPK",
+        )
+
+
+def _check_resident(args: Any) -> None:
+    from sglang.srt.environ import envs
+
+    option, without = '"resident_graphs": true', "or leave resident_graphs out"
+    if args.dsa_topk_backend != "sgl-kernel":
+        raise refuse(
+            f"{option} and --dsa-topk-backend {args.dsa_topk_backend}",
+            "its top-k reads another page table",
+            f"Use --dsa-topk-backend sgl-kernel, {without}",
+        )
+    if not envs.SGLANG_OPT_USE_TOPK_V2.get():
+        raise refuse(
+            f"{option} and SGLANG_OPT_USE_TOPK_V2=0",
+            "the older top-k reads another page table",
+            f"Unset SGLANG_OPT_USE_TOPK_V2, {without}",
+        )
+    if args.enable_dp_attention:
+        raise refuse(
+            f"{option} and --enable-dp-attention",
+            "ranks with other requests would replay another graph, and their collectives would not meet",
+            f"Drop --enable-dp-attention, {without}",
+        )
+    if args.enable_return_indexer_topk:
+        raise refuse(
+            f"{option} and --enable-return-indexer-topk",
+            "selections are device rows there",
+            f"Drop --enable-return-indexer-topk, {without}",
         )
 
 

@@ -16,6 +16,7 @@ from sglang.srt.configs.model_config import dsa_layer_skips_topk, get_dsa_index_
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_hisparse.benchmark_aids import NO_COPY, REPLAY
+from sglang_hisparse.seams.resident import resident_graph
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors.replay import SelectionReplay, slots_of
 
@@ -64,7 +65,11 @@ class _Decode:
         group = self.group_of[layer]
         if group <= self.last_group:
             chosen, self.replayed = self.replay.select(batch.req_pool_indices, batch.seq_lens)
-            self.chosen = chosen if positions else slots_of(chosen, batch.req_pool_indices, self.req_to_token)
+            if not positions:
+                chosen = slots_of(chosen, batch.req_pool_indices, self.req_to_token)
+                if runtime.tier is not None and resident_graph():
+                    chosen = runtime.tier.rows_of(chosen)
+            self.chosen = chosen
         self.last_group = group
         return self.chosen[group], self.replayed
 

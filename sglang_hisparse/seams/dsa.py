@@ -1,6 +1,7 @@
 """DSA on CUDA: selections become device rows at the one function that every backend's fused top-k passes.
 
-In decode the leader of an index group resolves and the layers behind it reuse the rows. In extend the prefix has
+In decode the leader of an index group resolves and the layers behind it reuse the rows; in a resident graph
+(resident.py) the top-k found the rows itself. In extend the prefix has
 been brought back, so slots are only mapped. `-1` stays `-1`; the selection itself is never written, since the indexer
 and its followers still hold it.
 """
@@ -16,7 +17,9 @@ import torch
 from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
 
 from sglang_hisparse.seams.read_check import EXTEND_STRIDE
+from sglang_hisparse.seams.resident import check_mapped, resident_graph
 from sglang_hisparse.seams.runtime import runtime
+from sglang_hisparse.tier.host_tier import HostTier
 
 SORTED = os.environ.get("SGLANG_HISPARSE_TEST_SORT") == "1"
 """Tests: sort every selection. Stock's top-k writes a selection in an order that varies from run to run, and attention
@@ -71,6 +74,8 @@ def _read(
 def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) -> torch.Tensor:
     """After the fused top-k's page table: slots -> device rows, int32 [rows, k]. CUDA-graph safe."""
     tier, reading = runtime.tier, _reading
+    if tier is not None and reading is not None and reading.decode and resident_graph():
+        return _resident_rows(tier, reading.layer, result)
     if SORTED and result is not None:
         result = result.sort(dim=-1, descending=True).values
     if tier is None or reading is None or result is None:
@@ -90,6 +95,17 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
     if runtime.read_check is not None:
         runtime.read_check.read(reading.layer, result, _group_rows[group.index])
     return _group_rows[group.index]
+
+
+def _resident_rows(tier: HostTier, layer: int, rows: torch.Tensor) -> torch.Tensor:
+    """Rows that the fused top-k of a resident graph has found already."""
+    if layer == tier.layout.groups[tier.layout.layer_to_group[layer]].layers[0]:
+        check_mapped(layer)
+    if SORTED:
+        rows = rows.gather(-1, tier.slots_of(rows).argsort(dim=-1, descending=True))
+    if runtime.read_check is not None:
+        runtime.read_check.read(layer, tier.slots_of(rows), rows)
+    return rows
 
 
 def map_prefix(result: Any, backend: Any, forward_batch: Any) -> Any:

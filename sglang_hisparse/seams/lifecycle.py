@@ -48,6 +48,14 @@ class RequestLifecycle:
         planner, requests = self.tier.planner, self.tier.residency.requests
         for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
             request = requests.get(row)
+            if (
+                request is not None
+                and length == request.length + 1
+                and length % PAGE != 1
+                and not request.stale
+            ):
+                request.length = length  # a decode step within a page: what nearly every call consists of
+                continue
             if request is None:
                 request = self._opening.popleft()
                 planner.rename(request, row)

@@ -31,6 +31,8 @@ class SelectionCounters:
     def __init__(self, groups: int, device: torch.device) -> None:
         self.values = torch.zeros((groups, len(OUTCOMES)), dtype=torch.int64, device=device)
         self.rows: Sequence[torch.Tensor] = self.values.unbind(0)
+        self.resident_aside = 0
+        """Rows a group that were selected without resolve, all of them resident. Written by the tier."""
         self._on_cuda = device.type == "cuda"
         self._arrived: list[list[int]] = self.values.tolist()
         self._pending = False
@@ -51,12 +53,14 @@ class SelectionCounters:
                 self._pinned.copy_(self.values, non_blocking=True)
                 self._event.record(self._stream)
             self._pending = True
-        return self._arrived
+        return self._with_aside(self._arrived)
 
     def exact(self) -> list[list[int]]:
         """Totals since start, [groups][4], behind everything launched on the current stream. Blocks on CUDA."""
-        found: list[list[int]] = self.values.tolist()
-        return found
+        return self._with_aside(self.values.tolist())
+
+    def _with_aside(self, found: list[list[int]]) -> list[list[int]]:
+        return [[counts[0] + self.resident_aside, *counts[1:]] for counts in found]
 
 
 class StallClock:

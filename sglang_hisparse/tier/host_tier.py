@@ -8,6 +8,7 @@ import torch
 
 from sglang_hisparse.capacity import Capacity
 from sglang_hisparse.config import HiSparseConfig
+from sglang_hisparse.kernels import map_rows as map_kernel
 from sglang_hisparse.kernels import resolve as resolve_kernel
 from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
 from sglang_hisparse.selectors import Selector
@@ -92,6 +93,12 @@ class HostTier:
             if device.type == "cuda" and has_host and widest > 1
             else None
         )
+        self._counted = False
+        self.nothing_spilled = True
+        """No request that the coming forward decodes has a spilled page"""
+        self._fused_maps = config.resident_graphs and device.type == "cuda"
+        if self._fused_maps:
+            map_kernel.prepare()  # not inside a capture
         self.most_running = 0
         self.deferred: dict[str, int] = {}
 
@@ -108,14 +115,9 @@ class HostTier:
             if counts is not None:
                 self.planner.heat.add(counts)
         self.planner.step()
+        self._counted = False
         requests = self.residency.requests
-        for row in decode_rows or ():
-            request = requests.get(row)
-            if request is not None and not self.planner.prepare_decode(request):
-                raise RuntimeError(
-                    f"HiSparse: request row {row} decodes with {request.spilled} spilled pages, but only "
-                    f"{request.hot_pages()} hot pages could be leased. This is a bug in admission; please report it"
-                )
+        self.nothing_spilled = self.residency.spilled_pages() == 0 or self._lease_hot_rows(decode_rows)
         journal = self.residency.forward_prepared()
         if not journal.empty():
             leases = {r.lease.table: r.lease.pages for r in requests.values() if r.lease is not None}
@@ -123,6 +125,20 @@ class HostTier:
         if self.audit is not None:
             self._verify()
         self.most_running = max(self.most_running, len(requests))
+
+    def _lease_hot_rows(self, decode_rows: list[int] | None) -> bool:
+        """Lease what the coming forward needs to decode `decode_rows`. True where it needs nothing, and will not."""
+        requests = [self.residency.requests.get(row) for row in decode_rows or ()]
+        for request in requests:
+            if request is not None and not self.planner.prepare_decode(request):
+                raise RuntimeError(
+                    f"HiSparse: request row {request.row} decodes with {request.spilled} spilled pages, but only "
+                    f"{request.hot_pages()} hot pages could be leased. This is a bug in admission; please report it"
+                )
+        # Making room for one may have spilled pages of another, so this comes last.
+        return decode_rows is not None and all(
+            request is not None and request.spilled == 0 and not request.stale for request in requests
+        )
 
     def _verify(self) -> None:
         assert self.audit is not None
@@ -142,6 +158,8 @@ class HostTier:
 
         A slot of a page that is not resident gives -1 or less: callers know that there is none. Graph-safe.
         """
+        if self._fused_maps:
+            return map_kernel.map_rows(self.tables.page_map, slots)
         page = torch.clamp(slots, min=0) >> 6
         mapped = self.tables.page_map[page.long()].to(slots.dtype)
         rows = (mapped << 6) | (slots & 63)
@@ -149,7 +167,31 @@ class HostTier:
 
     def write_rows_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Slots that are about to be written (int64, never negative) -> device rows. Graph-safe."""
+        if self._fused_maps:
+            return map_kernel.map_rows(self.tables.page_map, slots)
         return (self.tables.page_map[slots >> 6].to(slots.dtype) << 6) | (slots & 63)
+
+    def device_table_of(self, table: torch.Tensor) -> torch.Tensor:
+        """Page table of logical pages, int32 [rows, pages] -> the same of device pages, for rows whose pages are all
+        in HBM. Graph-safe on CUDA."""
+        return map_kernel.map_pages(self.tables.page_map, table)
+
+    def slots_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Device rows -> the slots that live there, same shape and dtype; -1 stays. For tests that need the selection
+        behind rows; hot rows have no slot. Graph-safe."""
+        pages = torch.arange(len(self.tables.page_map), device=rows.device)
+        inverse = torch.zeros(self.capacity.device_pages + 1, dtype=torch.long, device=rows.device)
+        inverse.scatter_(0, self.tables.page_map.long().clamp(min=0), pages)
+        inverse[:1].zero_()  # device page 0 is logical page 0: whatever is not in HBM was scattered here too
+        slots = (inverse[rows.clamp(min=0).long() >> 6] * PAGE + (rows & 63)).to(rows.dtype)
+        return torch.where(rows < 0, rows, slots)
+
+    def count_resident(self, lengths: torch.Tensor) -> None:
+        """The coming forward decodes requests of these `lengths` (on the CPU) without resolve: count what it selects
+        as resident. A forward counts once."""
+        if not self._counted:
+            self._counted = True
+            self.selected.resident_aside += int(lengths.clamp(max=self.selector.top_k).sum())
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
@@ -205,7 +247,7 @@ class HostTier:
         return {
             "resident": residency.device_pages - free - residency.hot_pages - clean,
             "clean": clean,
-            "spilled": residency.host_pages - len(residency.free_host) - clean,
+            "spilled": residency.spilled_pages(),
             "hot": residency.hot_pages,
             "free": free,
         }

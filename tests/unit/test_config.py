@@ -41,6 +41,7 @@ def test_every_key_is_read_and_shown() -> None:
         "top_k": 512,
         "recent_tokens": 64,
         "spill_order": "heat",
+        "resident_graphs": False,
         "audit": "full",
         "force_spill": 0.25,
     }
@@ -196,3 +197,19 @@ def test_options_do_not_change() -> None:
 )
 def test_which_texts_are_ours(text: str | None, ours: bool) -> None:
     assert selects_us(text) is ours
+
+
+@pytest.mark.parametrize("value", [1, "true", None])
+def test_resident_graphs_are_on_or_off(value: Any) -> None:
+    assert read(resident_graphs=True).resident_graphs
+    message = refused(json.dumps({"host_pool_gib": 64, "resident_graphs": value}))
+    assert message == f"--hisparse-config: resident_graphs must be true or false, not {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [({"selector": "quest"}, "Quest has no decode graphs"), ({"spill_order": "heat"}, "counted")],
+)
+def test_resident_graphs_need_dsa_and_no_counting(other: dict[str, Any], why: str) -> None:
+    message = refused(json.dumps({"host_pool_gib": 64, "resident_graphs": True, **other}))
+    assert "resident_graphs" in message and why in message

@@ -15,7 +15,8 @@ CUDA_SOURCES = find csrc -name '*.cuh' -o -name '*.cu' -o -name '*.h'
 export OMP_NUM_THREADS ?= 2
 export MKL_NUM_THREADS ?= 2
 
-.PHONY: help venv test test-fast lint format demo clean
+.PHONY: help venv test test-fast test-patched lint format demo clean
+.PHONY: patches check-patches apply-patches unapply-patches
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -36,6 +37,23 @@ test: venv ## the whole CPU suite, end-to-end tests included; GPU tests too wher
 
 test-fast: venv ## unit, seam and CPU tests only
 	$(PYTEST) tests/unit tests/seams tests/cpu $(ARGS)
+
+test-patched: venv ## the server tests once more, on a patched SGLang without the package (ARGS=tests/e2e/test_spill.py)
+	rm -rf build/patched-tree
+	$(BIN)/python -m sglang_hisparse.patching tree build/patched-tree
+	HISPARSE_PATCHED_TREE="$(CURDIR)/build/patched-tree" $(PYTEST) $(or $(ARGS),tests/e2e)
+
+patches: venv ## write patches/ anew, after any change to the seam table, the package or csrc/
+	$(BIN)/python -m sglang_hisparse.patching make
+
+check-patches: venv ## make, compare, apply, compile and take back the patches, against the pinned release
+	$(BIN)/python -m sglang_hisparse.patching check
+
+apply-patches: ## put the patches into a clean checkout of the pinned release: SGLANG_SRC=../sglang
+	@$(PYTHON) -m sglang_hisparse.patching apply "$(SGLANG_SRC)"
+
+unapply-patches: ## take them out again: SGLANG_SRC=../sglang
+	@$(PYTHON) -m sglang_hisparse.patching unapply "$(SGLANG_SRC)"
 
 lint: venv ## ruff, mypy and clang-format, changing nothing
 	$(BIN)/ruff check .

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from sglang_hisparse import pin
-from sglang_hisparse.commands import check, plan
+from sglang_hisparse.commands import check, plan, seams
 
-COMMANDS = (check, plan)
+COMMANDS = (check, plan, seams)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -61,13 +61,20 @@ def definition(function: FunctionType | type) -> Definition:
 
 
 def fingerprint_source(path: str | Path, qualname: str) -> Fingerprint:
-    """Fingerprint `qualname` in the file `path` without importing it.
-
-    A plain name bound by an assignment gives `NO_SOURCE`. A property gives its getter. Raises
-    `FingerprintError` when the file or the name is missing, or when the name has several different
-    definitions (say under an `if`).
+    """Fingerprint `qualname` in the file `path` without importing it. Errors as `locate`; a plain name bound by an
+    assignment gives `NO_SOURCE`.
     """
-    scope: ast.AST = _parse(Path(path))
+    node = locate(path, qualname)
+    return NO_SOURCE if node is None else _of_node(node)
+
+
+def locate(path: str | Path, qualname: str) -> Definition | None:
+    """Syntax tree of `qualname` in the file `path`; None for a plain name bound by an assignment.
+
+    A property gives its getter. Raises `FingerprintError` when the file or the name is missing, or when the name has
+    several different definitions (say under an `if`).
+    """
+    scope: ast.Module | Definition = _parse(Path(path))
     parts = qualname.split(".")
     for depth, name in enumerate(parts):
         found = [node for node in _bindings(scope) if name in _names(node)]
@@ -75,12 +82,13 @@ def fingerprint_source(path: str | Path, qualname: str) -> Fingerprint:
         if not found:
             raise FingerprintError(f"{path} does not define {'.'.join(parts[: depth + 1])}")
         if not definitions:
-            return NO_SOURCE
+            return None
         if len({_of_node(node) for node in definitions}) > 1:
             lines = ", ".join(str(node.lineno) for node in definitions)
             raise FingerprintError(f"{path} defines {name} more than once, lines {lines}")
         scope = definitions[-1]
-    return _of_node(scope)
+    assert not isinstance(scope, ast.Module)
+    return scope
 
 
 def module_source(module: str, root: str | Path | None = None) -> Path:

@@ -19,15 +19,27 @@ STDLIB_ONLY = (
     "benchmark_aids.py",
     "capacity.py",
     "config.py",
+    "gate.py",
     "limits.py",
     "metrics.py",
     "pin.py",
 )
 LOWER = ("tier/", "kernels/", "selectors/")
-UPPER = ("seams/", "plugin.py", "launch_server.py", "cli.py", "commands/")
-SEAM_TOOLS = ("__init__", "apply", "drift", "fingerprint", "seam", "table", "target", "wrap")
+UPPER = ("seams/", "plugin.py", "launch_server.py", "cli.py", "commands/", "patching/")
+SEAM_TOOLS = (
+    "__init__",
+    "apply",
+    "calls",
+    "drift",
+    "fingerprint",
+    "patched",
+    "seam",
+    "table",
+    "target",
+    "wrap",
+)
 LIGHT = (
-    *("__init__.py", "plugin.py", "launch_server.py", "cli.py", "commands/"),
+    *("__init__.py", "gate.py", "plugin.py", "launch_server.py", "cli.py", "commands/", "patching/"),
     *(f"seams/{tool}.py" for tool in SEAM_TOOLS),
 )
 """What runs in every process of SGLang, or on machines without it."""

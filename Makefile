@@ -35,8 +35,8 @@ $(VENV)/.complete:
 test: venv ## the whole CPU suite, end-to-end tests included; GPU tests too where there is a GPU
 	tests/run.sh $(BIN)/python $(ARGS)
 
-test-fast: venv ## unit, seam and CPU tests only
-	$(PYTEST) tests/unit tests/seams tests/cpu $(ARGS)
+test-fast: venv ## unit, seam, patch and CPU tests only
+	$(PYTEST) tests/unit tests/seams tests/patches tests/cpu $(ARGS)
 
 test-patched: venv ## the server tests once more, on a patched SGLang without the package (ARGS=tests/e2e/test_spill.py)
 	rm -rf build/patched-tree

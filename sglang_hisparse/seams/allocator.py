@@ -90,7 +90,7 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        count = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=PAGE, decode=True)
+        count = sum(length % PAGE == 1 for length in seq_lens_cpu.tolist())
         if not self.ensure_device(count):
             return None
         out = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)

@@ -34,8 +34,7 @@ class ResidencyGraphs:
         tier = runtime.tier
         if tier is None or not tier.nothing_spilled:
             return TIERED
-        if forward_batch.seq_lens_cpu is not None:
-            tier.count_resident(forward_batch.seq_lens_cpu)
+        tier.count_resident(forward_batch.seq_lens_cpu)
         return RESIDENT
 
 

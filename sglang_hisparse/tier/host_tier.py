@@ -94,6 +94,7 @@ class HostTier:
             else None
         )
         self._counted = False
+        self.resident_forwards = 0
         self.nothing_spilled = True
         """No request that the coming forward decodes has a spilled page"""
         self._fused_maps = config.resident_graphs and device.type == "cuda"
@@ -186,11 +187,14 @@ class HostTier:
         slots = (inverse[rows.clamp(min=0).long() >> 6] * PAGE + (rows & 63)).to(rows.dtype)
         return torch.where(rows < 0, rows, slots)
 
-    def count_resident(self, lengths: torch.Tensor) -> None:
-        """The coming forward decodes requests of these `lengths` (on the CPU) without resolve: count what it selects
-        as resident. A forward counts once."""
-        if not self._counted:
-            self._counted = True
+    def count_resident(self, lengths: torch.Tensor | None) -> None:
+        """The coming forward decodes requests of these `lengths` (on the CPU, None: not known) without resolve: count
+        what it selects as resident. A forward counts once."""
+        if self._counted:
+            return
+        self._counted = True
+        self.resident_forwards += 1
+        if lengths is not None:
             self.selected.resident_aside += int(lengths.clamp(max=self.selector.top_k).sum())
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
@@ -272,6 +276,7 @@ class HostTier:
             "bytes_missed": missed_bytes,
             "copy_stall_us": int(self.mover.stall.seconds() * 1e6),
             "audited_pages": self.audit.checked if self.audit else 0,
+            "resident_forwards": self.resident_forwards,
             "max_running_requests": self.most_running,
             "deferred_admissions": sum(self.deferred.values()),
             **{f"deferred_{reason}": count for reason, count in self.deferred.items()},

@@ -104,3 +104,7 @@ def test_selections_without_resolve_are_counted_once_a_forward() -> None:
     counted = tier.counters()["selected_resident"] - before
     assert counted == 2 * len(MLA) * (5 + 2 * tier.selector.top_k)
     assert tier.counters(wait=False)["selected_resident"] == before + counted
+    tier.begin_forward([])
+    tier.count_resident(None)
+    assert tier.counters()["selected_resident"] == before + counted, "lengths that are not known"
+    assert tier.counters()["resident_forwards"] == 3

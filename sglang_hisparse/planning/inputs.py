@@ -11,7 +11,7 @@ from sglang_hisparse.planning.models import KV_DTYPES, Model
 
 LEAST_HOT_MISS_RATE = 0.30
 """GLM-5.1, top-k hot rows: 30 % of a selection is not among them; 13.4 % with twice, 6.7 % with four times as many
-(arXiv:2608.07009). Top-k rows is what a request keeps under pressure: further hot rows are the first to be given up."""
+(arXiv:2608.07009). With as many requests as fit each has its least hot rows, top-k."""
 
 RAM_SHARE = 0.95
 """Part of the host's memory that host pools may take (vLLM's rule)."""

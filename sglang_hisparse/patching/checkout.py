@@ -95,7 +95,9 @@ def check_fits(checkout: Checkout, series: Series) -> str:
     anchor is missing or there twice, or where a function behind a seam is not the one that was tested."""
     changed = [n for n, text in checkout.texts.items() if blob_id(text.encode()) != series.preimages[n]]
     version = known_version(checkout.root)
-    if changed and version and version != pin.SGLANG:
+    if (
+        changed and version and re.split(r"[-+]", version)[0] != pin.SGLANG
+    ):  # v0.5.23-ours is a fork of 0.5.23
         raise PatchError(
             f"{_release(checkout.root)}, and {len(changed)} of {len(series.preimages)} touched files differ: "
             f"{named(changed)}. Check out v{pin.SGLANG}, or make the patches anew from your release "
@@ -130,9 +132,13 @@ def check_writable(checkout: Checkout, names: Sequence[str]) -> None:
 
 
 def known_version(root: Path) -> str:
-    """The release of a checkout: by the file that its build wrote, else by its nearest tag; "" where neither is."""
-    tag = git(root, "describe", "--tags", "--match", "v*", "--abbrev=0", allow=True)
-    return version_of(root / "python") or tag.removeprefix("v")
+    """The release of a checkout: by its nearest tag, else by the file that its build wrote; "" where neither says.
+
+    A build of some commits after 0.5.23 calls itself 0.5.24.dev: that does not tell what it was made from.
+    """
+    tag = git(root, "describe", "--tags", "--match", "v[0-9]*", "--abbrev=0", allow=True)
+    built = version_of(root / "python")
+    return tag.removeprefix("v") or ("" if ".dev" in built else built)
 
 
 def compiles(checkout: Checkout, names: Sequence[str]) -> None:

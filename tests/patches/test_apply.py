@@ -151,7 +151,13 @@ def test_a_function_that_was_not_tested(tree: Path, series: Series, name: str, o
     )
 
 
-def test_a_fork_with_changes_elsewhere_in_the_file(tree: Path, series: Series) -> None:
+@pytest.mark.parametrize("tag", ["", f"v{pin.SGLANG}-ours"])
+def test_a_fork_with_changes_elsewhere_in_the_file(tree: Path, series: Series, tag: str) -> None:
+    """Its own tag, and a build that counts commits after the release's, do not make another release of it."""
+    if tag:
+        git(tree, "tag", "-d", f"v{pin.SGLANG}")
+        git(tree, "tag", tag)
+    (tree / "python" / "sglang" / "_version.py").write_text("__version__ = version = '0.5.24.dev3+g1'\n")
     edit(tree, POOL_PY, "self.count = count\n", "self.count = count\n        self.more = 5\n")
     commit(tree, "fork")
     before = digest(tree)
@@ -162,6 +168,7 @@ def test_a_fork_with_changes_elsewhere_in_the_file(tree: Path, series: Series) -
 
 def test_another_release_is_refused_by_both_names(tree: Path, series: Series) -> None:
     edit(tree, POOL_PY, "LIMIT = 3\n", "LIMIT = 4\n")
+    git(tree, "tag", "-d", f"v{pin.SGLANG}")
     (tree / "python" / "sglang" / "_version.py").write_text("__version__ = version = '0.5.9'\n")
     commit(tree, "another")
     message = refusal(tree, series)

@@ -63,9 +63,9 @@ def graph_variants(found: Any, hf_config: Any) -> Any:
 
 def make_device_table(result: None, runner: Any, attn_backend: Any, forward_batch: Any) -> None:
     """After stock's own work at the head of a graph: the table for this forward."""
+    _capture.table, _capture.mapped = None, False  # the memory of the last graph's belongs to the next graph
     if runtime.tier is not None and resident_graph():
         _capture.table = runtime.tier.device_table_of(attn_backend.forward_metadata.real_page_table)
-        _capture.mapped = False
     return result
 
 

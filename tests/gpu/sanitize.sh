@@ -13,12 +13,13 @@ if [ ! -x "$sanitizer" ]; then
 fi
 
 # Outside the sanitizer first: compiles the kernels, and fails at once where no GPU runs them.
-"$python" -c 'from sglang_hisparse.kernels import engines, pages, resolve; resolve.prepare(); pages.prepare(); engines.prepare_copies()'
+"$python" -c 'from sglang_hisparse.kernels import engines, map_rows, pages, resolve; resolve.prepare(); pages.prepare(); engines.prepare_copies(); map_rows.prepare()'
 
 # Without torch's caching allocator an access behind a tensor leaves its allocation, so that memcheck sees it.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 for tool in memcheck racecheck; do
     echo "== $tool"
     "$sanitizer" --tool "$tool" --kernel-name kns=hisparse --error-exitcode 3 \
-        "$python" -m pytest tests/gpu/test_resolve_cuda.py tests/gpu/test_page_copy_cuda.py -q -k small "$@"
+        "$python" -m pytest tests/gpu/test_resolve_cuda.py tests/gpu/test_page_copy_cuda.py tests/gpu/test_resident_cuda.py \
+        -q -k small "$@"
 done

@@ -34,7 +34,7 @@ def page_map(seed: int, share: float = 1.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(0,), (1,), (64,), (3, 2048), (257, 1000)])
-def test_rows_equal_the_reference(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_small_rows_equal_the_reference(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     values = page_map(1, 0.6)
     slots = torch.randint(-70, (PAGES + 1) * PAGE, shape, dtype=dtype)
     found = map_rows(values.cuda(), slots.cuda())
@@ -46,7 +46,7 @@ def test_rows_equal_the_reference(dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 517), (256, 2560)])
-def test_tables_equal_the_reference(shape: tuple[int, int]) -> None:
+def test_small_tables_equal_the_reference(shape: tuple[int, int]) -> None:
     values = page_map(2, 0.6)
     table = torch.randint(-3, PAGES + 4, shape, dtype=torch.int32)
     assert torch.equal(map_pages(values.cuda(), table.cuda()).cpu(), reference.map_pages(values, table))

@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SGLANG",
         help=f"where SGLang {pin.SGLANG} is, for the diffs (default: the installed one)",
     )
+    parser.add_argument(
+        "--no-diffs", action="store_true", help="names and states only, without lines of SGLang's source"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with opened(options.against) as root:
             rows = compare(root, options.base)
-            print(render(rows, version_of(root) or "of unknown version"), end="")
+            print(render(rows, version_of(root) or "of unknown version", diffs=not options.no_diffs), end="")
     except PatchError as error:
         print(f"seams: {error}", file=sys.stderr)
         return 2
@@ -85,15 +88,15 @@ def compare(root: Path, base: str | Path | None = None, seams: tuple[Seam, ...] 
     return rows
 
 
-def render(rows: list[Row], version: str) -> str:
-    """The report as Markdown."""
+def render(rows: list[Row], version: str, diffs: bool = True) -> str:
+    """The report as Markdown, with a diff of every function that is not the same, or without."""
     counts = Counter(row.state for row in rows)
     shown = ", ".join(f"{counts[state]} {state}" for state in (SAME, BODY, SIGNATURE, GONE) if counts[state])
     lines = [
         f"# Seams in SGLang {version}",
         "",
         f"Compared with {pin.SGLANG}, which this package is made for: {shown}. Comments, docstrings and layout do not "
-        "count. In the diffs `-` is the pinned release.",
+        "count." + (" In the diffs `-` is the pinned release." if diffs else ""),
         "",
         "| seam | kind | state | function |",
         "|---|---|---|---|",
@@ -106,7 +109,7 @@ def render(rows: list[Row], version: str) -> str:
         if row.state != SAME:
             lines += ["", f"## {row.seam.id}: {row.state}", "", f"`{row.seam.target}`: {row.detail}."]
             lines += [f"Why it matters: {row.seam.why}"]
-            lines += ["", "```diff", row.diff.rstrip("\n"), "```"] if row.diff else []
+            lines += ["", "```diff", row.diff.rstrip("\n"), "```"] if row.diff and diffs else []
     return "\n".join(lines) + "\n"
 
 

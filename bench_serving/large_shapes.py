@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import tiny_models, word_tokenizer
+from .cache import written_once
 
 GIB = 1 << 30
 
@@ -131,21 +130,12 @@ def ensure(name: str, layers: int | None = None, out: Path | None = None) -> Pat
     config = shape(name, layers)
     digest = hashlib.sha256(json.dumps([2, config], sort_keys=True).encode()).hexdigest()[:10]
     target = out or tiny_models.cache_folder() / f"{name}-{digest}"
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
-    try:
-        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        word_tokenizer.write(draft, config["vocab_size"])
-        draft.chmod(0o755)
-        draft.rename(target)
-    except OSError:
-        if not (target / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
+
+    def write(folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        word_tokenizer.write(folder, config["vocab_size"])
+
+    return written_once(target, "config.json", write)
 
 
 def main(argv: list[str] | None = None) -> None:

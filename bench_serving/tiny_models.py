@@ -15,14 +15,13 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import tiny_tokenizer
+from .cache import written_once
 
 RECIPE_VERSION = 1
 """Raise it when the same recipe comes to write other numbers, so that cached checkpoints are made anew."""
@@ -277,20 +276,7 @@ def ensure(name: str, out: Path | None = None) -> Path:
     `out` names the folder itself; left out, it is one in `cache_folder()` whose name changes with the recipe.
     """
     target = out or cache_folder() / f"{name}-{recipe(name).fingerprint()}"
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
-    try:
-        write(name, draft)
-        draft.chmod(0o755)
-        draft.rename(target)
-    except OSError:
-        if not (target / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
+    return written_once(target, "config.json", lambda folder: write(name, folder))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,11 +9,10 @@ again, also where a data set sends text.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 from . import tiny_models
+from .cache import written_once
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 """The last ids of the vocabulary, because a model that produces NaN answers with token 0."""
@@ -67,17 +66,4 @@ def write(folder: Path, vocab_size: int) -> None:
 def ensure(vocab_size: int) -> Path:
     """A cached folder with the tokenizer of `vocab_size` tokens, written now if it is not there."""
     target = tiny_models.cache_folder() / f"words-{vocab_size}"
-    if (target / "tokenizer_config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".words-", dir=target.parent))
-    try:
-        write(draft, vocab_size)
-        draft.chmod(0o755)
-        draft.rename(target)
-    except OSError:
-        if not (target / "tokenizer_config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
+    return written_once(target, "tokenizer_config.json", lambda folder: write(folder, vocab_size))

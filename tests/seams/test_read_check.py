@@ -40,3 +40,10 @@ def test_another_row_and_no_row_are_noticed(written) -> None:
     rows[0, 0], rows[1, 1] = rows[5, 5].clone(), -1
     check.read(0, slots, rows)
     assert check.counts.tolist() == [100, 2]
+
+
+def test_no_row_is_noticed_whatever_row_0_holds(written) -> None:
+    check, memory, slots, rows = written
+    memory[0] = memory[rows[1, 1].long()]
+    check.read(0, slots[1:2, 1:2], torch.full((1, 1), -1, dtype=torch.int32))
+    assert check.counts.tolist() == [1, 1]

@@ -36,19 +36,25 @@ inline bool was_taken(cudaError_t error) {
   return true;
 }
 
+// Columns begin .. end - 1 of `copies`: addresses in the host pool, addresses in the staging, sizes.
 struct BatchCopy {
-  static bool run(tvm::ffi::TensorView targets, tvm::ffi::TensorView sources, tvm::ffi::TensorView sizes,
+  static bool run(tvm::ffi::TensorView copies, int64_t begin, int64_t end, bool to_host,
                   int64_t stream_handle) {
     using namespace sglang::host;
     auto n = SymbolicSize{"copies"};
-    TensorMatcher({n}).with_dtype<int64_t>().with_device<kDLCPU>().verify(targets).verify(sources).verify(
-        sizes);
-    const size_t count = size_t(n.unwrap());
+    TensorMatcher({3, n}).with_dtype<int64_t>().with_device<kDLCPU>().verify(copies);
+    const int64_t columns = n.unwrap();
+    CHECK_HOST(0 <= begin && begin <= end && end <= columns)
+        << "copies " << begin << " to " << end << " of " << columns;
+    const size_t count = size_t(end - begin);
     const auto stream = reinterpret_cast<cudaStream_t>(stream_handle);
     static_assert(sizeof(void*) == sizeof(int64_t) && sizeof(size_t) == sizeof(int64_t));
-    auto to = static_cast<void**>(targets.data_ptr());
-    auto from = static_cast<const void**>(sources.data_ptr());
-    auto bytes = static_cast<size_t*>(sizes.data_ptr());
+    const auto first = static_cast<int64_t*>(copies.data_ptr()) + begin;
+    const auto host = reinterpret_cast<void**>(first);
+    const auto staging = reinterpret_cast<void**>(first + columns);
+    const auto bytes = reinterpret_cast<size_t*>(first + 2 * columns);
+    const auto to = to_host ? host : staging;
+    const auto from = const_cast<const void**>(to_host ? staging : host);
     if (count == 0) return true;
 #if CUDART_VERSION >= 13000
     if (takes_batches(stream)) {

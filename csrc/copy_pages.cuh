@@ -11,6 +11,9 @@
 
 namespace hisparse {
 
+constexpr int64_t kSlicesOfABlock = 4;  // at least, where pages can be cut that far
+constexpr int64_t kChunksOfARow = 64;   // about; the host does not read the planes
+
 struct CopyPages {
   static void run(tvm::ffi::TensorView planes, tvm::ffi::TensorView groups, tvm::ffi::TensorView pairs,
                   bool to_host, int64_t blocks, int64_t threads) {
@@ -28,10 +31,14 @@ struct CopyPages {
     CHECK_HOST(blocks > 0) << "a copy needs at least one thread block, got " << blocks;
     CHECK_HOST(threads >= 32 && threads <= kMostCopyThreads && threads % 32 == 0)
         << "a block has whole warps, at most " << kMostCopyThreads << " threads; got " << threads;
-    const int64_t work = group_count.unwrap() * pair_count.unwrap();
-    CHECK_HOST(work <= INT32_MAX) << pair_count.unwrap() << " pages of " << group_count.unwrap()
-                                  << " groups are more than one launch can copy";
-    if (work == 0) return;
+    const int64_t whole = group_count.unwrap() * pair_count.unwrap();
+    CHECK_HOST(whole <= INT32_MAX / kPage) << pair_count.unwrap() << " pages of " << group_count.unwrap()
+                                           << " groups are more than one launch can copy";
+    if (whole == 0) return;
+    int64_t slices = 1;  // of a page: all blocks get about as much, all threads something
+    while (whole * slices < kSlicesOfABlock * blocks && kPage / (2 * slices) * kChunksOfARow >= threads)
+      slices *= 2;
+    const int64_t work = whole * slices;
     const size_t smem = sizeof(PlaneTable) * size_t(group_count.unwrap());
     const size_t most = 48 * 1024;
     CHECK_HOST(smem <= most) << group_count.unwrap() << " index groups are more than the "
@@ -42,9 +49,13 @@ struct CopyPages {
         .pairs = pairs.data_ptr(),
         .group_count = static_cast<uint32_t>(group_count.unwrap()),
         .work = static_cast<uint32_t>(work),
+        .slices = static_cast<uint32_t>(slices),
         .wide_pages = page.is_type<int64_t>(),
     };
-    const auto kernel = to_host ? copy_pages_kernel<true> : copy_pages_kernel<false>;
+    const bool thin = threads <= kThinThreads;
+    const auto kernel = to_host ? thin ? copy_pages_kernel<true, true> : copy_pages_kernel<true, false>
+                        : thin  ? copy_pages_kernel<false, true>
+                                : copy_pages_kernel<false, false>;
     LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), static_cast<uint32_t>(threads),
                  device.unwrap(), smem)(kernel, params);
   }

@@ -3,6 +3,7 @@ and small kernels in between."""
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ SMALL_KERNELS = 6
 
 
 class DecodeLoad:
-    """One captured step. `step_ms(n)` replays it; on a stream of its own with the given priority."""
+    """One captured step, replayed on a stream of its own with the given priority."""
 
     def __init__(self, device: torch.device, priority: int) -> None:
         hidden, batch = 6144, 64
@@ -20,7 +21,8 @@ class DecodeLoad:
             partial(make, dtype=torch.bfloat16, device=device) for make in (torch.empty, torch.randn)
         )
         self._stream = torch.cuda.Stream(device, priority=priority)
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._marks: list[torch.cuda.Event] = []
+        self._steps = 0
         inputs = randn(batch, hidden)
         prompt = randn(1024, hidden)
         square = [randn(hidden, hidden) for _ in range(LAYERS)]
@@ -54,16 +56,24 @@ class DecodeLoad:
                 self._graph.capture_end()
 
     def enqueue(self, steps: int, behind: torch.cuda.Event | None = None) -> None:
-        """Start `steps` steps, between two events; not before the event `behind`."""
+        """Start `steps` steps, with an event before, between and behind them; not before the event `behind`."""
+        while len(self._marks) <= steps:
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._steps = steps
         with torch.cuda.stream(self._stream):
             if behind is not None:
                 self._stream.wait_event(behind)
-            self._start.record()
-            for _ in range(steps):
+            self._marks[0].record()
+            for mark in self._marks[1 : steps + 1]:
                 self._graph.replay()
-            self._end.record()
+                mark.record()
 
-    def step_ms(self, steps: int) -> float:
-        """Milliseconds of a step, once the steps of `enqueue` are done."""
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) / steps
+    def steps_ms(self) -> list[float]:
+        """Milliseconds of every step, once those of `enqueue` are done."""
+        marks = self._marks[: self._steps + 1]
+        marks[-1].synchronize()
+        return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+
+    def ms_until(self, event: torch.cuda.Event) -> float:
+        """From the start of the steps to `event`, which has happened; not below 0.001."""
+        return max(1e-3, self._marks[0].elapsed_time(event))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hisparse.kernels.pages import PATH
+from sglang_hisparse.kernels.pages import RESTORE, SPILL
 
 Line = dict[str, Any]
 Key = tuple[Any, ...]
@@ -130,7 +130,9 @@ def _group(lines: list[Line]) -> list[str]:
 
 
 def _copies(lines: list[Line]) -> list[list[str]]:
-    own = [line for line in lines if line.get("path") == PATH]
+    paths = {True: SPILL.path, False: RESTORE.path}
+    used = f"path {SPILL.path}" if SPILL.path == RESTORE.path else f"paths {SPILL.path} and {RESTORE.path}"
+    own = [line for line in lines if "path" in line and line["path"] == paths.get(line.get("to_host", False))]
     speeds = [line for line in own if line.get("kind") == "page path"]
     most = max((line["pages"] for line in speeds), default=0)
     shares = [100 * line["of_ceiling"] for line in speeds if line["pages"] == most]
@@ -147,14 +149,14 @@ def _copies(lines: list[Line]) -> list[list[str]]:
     )
     return [
         [
-            f"spill and restore, path {PATH}",
+            f"spill and restore, {used}",
             "-",
             "85 % of the copy ceiling",
             _span(shares, "%") if shares else "-",
             met,
         ],
         [
-            f"a step beside them, path {PATH}",
+            f"a step beside them, {used}",
             "-",
             "3 % slower at most",
             _span(slower, "%") if slower else "-",

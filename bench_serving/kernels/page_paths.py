@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
-from sglang_hisparse.kernels.pages import BLOCKS, PATHS, PageCopies, Path
+from sglang_hisparse.kernels.pages import PATHS, RESTORE, SPILL, PageCopies, Path, Way
 
 from .bench import Bench
+from .beside import Beside
 from .decode_load import DecodeLoad
 from .pages_layout import Copies
 from .timer import Times
 
 LAYERS, GROUPS, ROW_BYTES, PAGES = 4, 16, (656, 1152), (64, 512)
-GATE_CYCLES = 20_000_000
-"""About 10 ms: copies and steps are queued behind it, so that both start at once."""
+
+
+def described(way: Way) -> dict[str, Any]:
+    """Fields of a line that tell one way from another."""
+    if way.path == "kernel":
+        return {"path": way.path, "blocks": way.blocks, "threads": way.threads}
+    if way.path == "strided":
+        return {"path": way.path}
+    staging = way.staging
+    return {
+        "path": way.path, "blocks": staging.blocks, "threads": staging.threads,
+        "piece_mib": staging.piece / (1 << 20), "staging_mib": staging.total / (1 << 20),
+        "kernel_priority": staging.priority,
+    }  # fmt: skip
 
 
 @dataclass
 class OnStream:
-    """One path of one layout; calls run on a stream of its own, as those of the mover do."""
+    """Copies of one layout; calls run on a stream of its own, as those of the mover do."""
 
     copies: Copies
-    path: Path
+    spill: Way
+    restore: Way
 
     def __post_init__(self) -> None:
         self.device = self.copies.bench.device
-        self._paths = PageCopies(self.copies.layout, self.path)
+        self._pages = PageCopies(self.copies.layout, self.spill, self.restore)
         on_cuda = self.device.type == "cuda"
         pairs = self.copies.pairs.cpu()
         self._pairs = pairs.pin_memory() if on_cuda else pairs
@@ -40,16 +54,16 @@ class OnStream:
     @property
     def batched(self) -> bool:
         """Whether the driver takes the copies as batches (or a kernel makes them)."""
-        engines = self._paths._engines
-        if engines is None or self.stream is None:
-            return True
         with torch.cuda.stream(self.stream):
-            return engines.copy(self._pairs[:1], False)
+            return self._pages.copy(self._pairs[:1], False)
+
+    def described(self, to_host: bool) -> dict[str, Any]:
+        return described(self.spill if to_host else self.restore)
 
     def issue(self, to_host: bool) -> None:
         """On the own stream; the caller orders it."""
         with torch.cuda.stream(self.stream):
-            self._paths.copy(self._pairs, to_host)
+            self._pages.copy(self._pairs, to_host)
 
     def call(self, to_host: bool) -> None:
         """In the place of the current stream."""
@@ -84,6 +98,12 @@ class OnStream:
         end.synchronize()
         return begun, issued, start.elapsed_time(end) * 1e3
 
+    def loss(self, load: DecodeLoad, to_host: bool, copy_ms: float, rounds: int) -> dict[str, Any]:
+        """Fields of `beside.Loss`."""
+        assert self.stream is not None
+        beside = Beside(self.device, load, self.stream)
+        return beside.loss(partial(self.issue, to_host), self.copies.bytes, copy_ms, rounds).fields()
+
 
 def speed(bench: Bench, ceilings: dict[bool, float], here: OnStream, check: bool) -> dict[bool, float]:
     """Lines of both directions; returns ms of a call by direction."""
@@ -93,65 +113,31 @@ def speed(bench: Bench, ceilings: dict[bool, float], here: OnStream, check: bool
         times, cpu_us = here.times(to_host)
         found[to_host] = times.median / 1e3
         bench.timed(
-            times, copies.bytes, kind="page path", path=here.path, to_host=to_host, pages=copies.pages,
-            layers=copies.layers, row_bytes=copies.row_bytes, groups=copies.groups, cpu_us=round(cpu_us, 1),
-            of_ceiling=round(copies.bytes / times.median / 1e3 / ceilings[to_host], 4), wrong=wrong,
-            batched=here.batched,
+            times, copies.bytes, kind="page path", to_host=to_host, pages=copies.pages, layers=copies.layers,
+            row_bytes=copies.row_bytes, groups=copies.groups, cpu_us=round(cpu_us, 1), wrong=wrong,
+            of_ceiling=round(copies.bytes / times.median / 1e3 / ceilings[to_host], 4),
+            batched=here.batched, **here.described(to_host),
         )  # fmt: skip
     if wrong:
-        raise RuntimeError(f"{here.path}: {wrong} wrong rows")
+        raise RuntimeError(f"{here.spill.path}: {wrong} wrong rows")
     return found
 
 
 def slow_down(
-    bench: Bench,
-    load: DecodeLoad,
-    priority: int,
-    here: OnStream,
-    copy_ms: dict[bool, float],
-    rounds: int = 3,
-    steps: int = 12,
+    bench: Bench, load: DecodeLoad, priority: int, here: OnStream, copy_ms: dict[bool, float]
 ) -> None:
-    """How much longer a step takes while copies run without a pause; steps with and without in turn."""
-    stream = here.stream
-    assert stream is not None
-    gate_stream, gate = torch.cuda.Stream(bench.device), torch.cuda.Event()
-
-    def steps_beside(copy: Callable[[], None], launches: int) -> tuple[float, bool]:
-        with torch.cuda.stream(gate_stream):
-            torch.cuda._sleep(GATE_CYCLES)
-            gate.record()
-        stream.wait_event(gate)
-        load.enqueue(steps, behind=gate)
-        for _ in range(launches):
-            copy()
-        ended = torch.cuda.Event()
-        ended.record(stream)
-        step_ms = load.step_ms(steps)
-        covered = not ended.query()
-        torch.cuda.synchronize(bench.device)
-        return step_ms, covered
-
-    idle = partial(steps_beside, lambda: None, 0)
-    step_ms, _ = idle()
+    """How much longer a step takes beside copies; steps with and without in turn."""
+    copies = here.copies
     for to_host in (False, True):
-        launches = int(2 * steps * step_ms / copy_ms[to_host]) + 2
-        alone, beside, covered = [], [], True
-        for _ in range(rounds):
-            alone.append(idle()[0])
-            slowed, all_along = steps_beside(partial(here.issue, to_host), launches)
-            beside.append(slowed)
-            covered &= all_along
-        slower = statistics.median(beside) / statistics.median(alone) - 1
-        copies = here.copies
+        loss = here.loss(load, to_host, copy_ms[to_host], rounds=3)
         bench.line(
-            kind="slow-down", path=here.path, to_host=to_host, pages=copies.pages, layers=copies.layers,
-            row_bytes=copies.row_bytes, blocks=BLOCKS if here.path == "kernel" else None, priority=priority,
-            covered=covered, alone_ms=[round(ms, 4) for ms in alone], beside_ms=[round(ms, 4) for ms in beside],
-            slower_percent=round(100 * slower, 2),
+            kind="slow-down", to_host=to_host, pages=copies.pages, layers=copies.layers, row_bytes=copies.row_bytes,
+            priority=priority, **here.described(to_host), **loss,
         )  # fmt: skip
-        direction = "spill" if to_host else "restore"
-        bench.say(f"{here.path}, {direction} of {copies.pages} pages: a step is {100 * slower:.2f} % slower")
+        bench.say(
+            f"{here.spill.path}, {'spill' if to_host else 'restore'} of {copies.pages} pages: a step is "
+            f"{loss['slower_percent']:.2f} % slower, {loss['us_per_gib']:.0f} us for every GiB"
+        )
 
 
 def all_paths(bench: Bench, ceilings: dict[bool, float]) -> None:
@@ -163,17 +149,8 @@ def all_paths(bench: Bench, ceilings: dict[bool, float]) -> None:
             copies = Copies(bench, LAYERS, row_bytes, pages, 4 if bench.small else GROUPS)
             for path in PATHS:
                 name = f"path {path}, {pages} pages of {LAYERS} x {row_bytes} B"
-                bench.attempt(
-                    name,
-                    _one_path,
-                    bench,
-                    ceilings,
-                    loads,
-                    copies,
-                    path,
-                    row_bytes == ROW_BYTES[0],
-                    pages == most,
-                )
+                short = row_bytes == ROW_BYTES[0]
+                bench.attempt(name, _one_path, bench, ceilings, loads, copies, path, short, pages == most)
             bench.say(f"page paths, {pages} pages of {LAYERS} x {row_bytes} B")
 
 
@@ -186,8 +163,12 @@ def _one_path(
     short_rows: bool,
     most_pages: bool,
 ) -> None:
-    """Not every combination has a slow-down: few pages only with short rows, high priority only with many of them."""
-    here = OnStream(copies, path)
+    """With a server's sizes where it takes this path.
+
+    Not every combination has a slow-down: few pages only with short rows, high priority only with many of them.
+    """
+    spill, restore = (way if way.path == path else Way(path) for way in (SPILL, RESTORE))
+    here = OnStream(copies, spill, restore)
     copy_ms = speed(bench, ceilings, here, check=not most_pages)
     for priority, load in loads.items():
         if (short_rows or most_pages) and (priority == 0 or (short_rows and most_pages)):

@@ -36,7 +36,7 @@ class Building:
 
 
 PAGES = ("pages", "page engines")
-"""All that the section `pages` launches."""
+"""All that the sections `pages` and `page_tune` launch."""
 
 
 def start(bench: Bench, sections: Collection[str]) -> Building | None:
@@ -78,6 +78,6 @@ def start(bench: Bench, sections: Collection[str]) -> Building | None:
         "stock 656 with plan": partial(swap_in, 656, True),
         "stock shared": shared,
     }
-    if set(sections) == {"pages"}:
+    if set(sections) <= {"pages", "page_tune"}:
         builds = {name: builds[name] for name in PAGES}
     return Building(bench, builds)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import issue_table
+from . import issue_table, page_table
 
 Line = dict[str, Any]
 
@@ -142,7 +142,7 @@ def _page_paths(lines: list[Line]) -> list[str]:
     for line in speeds:
         same = {key: line[key] for key in ("path", "to_host", "pages", "layers", "row_bytes")}
         slower = [
-            f"{loss['slower_percent']} %{'' if loss['covered'] else ' (copies ended first)'}"
+            page_table.slower(loss) + (f", {loss['us_per_gib']:.0f} us a GiB" if "us_per_gib" in loss else "")
             for priority in (0, -1)
             for loss in pick(losses, priority=priority, **same)
         ]
@@ -150,7 +150,7 @@ def _page_paths(lines: list[Line]) -> list[str]:
             f"{line['layers']} x {line['row_bytes']} B, {line['pages']} pages",
             "spill" if line["to_host"] else "restore",
             line["path"] + ("" if line["batched"] else ", one by one"),
-            line["gb_s"], f"{100 * line['of_ceiling']:.0f} %", line["cpu_us"], ", ".join(slower) or "-",
+            line["gb_s"], f"{100 * line['of_ceiling']:.0f} %", line["cpu_us"], "; ".join(slower) or "-",
         ])  # fmt: skip
     rows.sort(key=lambda row: row[:2])
     head = (
@@ -160,9 +160,19 @@ def _page_paths(lines: list[Line]) -> list[str]:
         "GB/s",
         "of the ceiling",
         "CPU us",
-        "a step beside it is slower by (priority 0, -1)",
+        "a step beside it is slower by (priority 0, -1; * few steps beside it)",
     )
     return ["Page copies by path", markdown(head, rows)]
+
+
+def _page_tune(lines: list[Line]) -> list[str]:
+    out = []
+    for direction, rows in page_table.tuned(lines).items():
+        out += [
+            f"{direction.capitalize()}, best last (* few steps beside it)",
+            markdown(page_table.HEAD, rows),
+        ]
+    return out
 
 
 def _tune(lines: list[Line]) -> list[str]:
@@ -181,7 +191,10 @@ def _tune(lines: list[Line]) -> list[str]:
 def show(folder: Path) -> None:
     """Print everything that can be told from the lines."""
     lines = load(folder)
-    tables = {"ceilings": _ceilings, "resolve": _resolve, "groups": _groups, "pages": _pages, "tune": _tune}
+    tables = {
+        "ceilings": _ceilings, "resolve": _resolve, "groups": _groups, "pages": _pages, "page_tune": _page_tune,
+        "tune": _tune,
+    }  # fmt: skip
     for section, table in tables.items():
         own = [line for line in pick(lines, section=section) if "failed" not in line]
         if own:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ceilings, groups, pages, resolve, tune
+from . import ceilings, groups, page_tune, pages, resolve, tune
 from .bench import main
 
 SECTIONS = {
@@ -10,6 +10,7 @@ SECTIONS = {
     "resolve": resolve.run,
     "groups": groups.run,
     "pages": pages.run,
+    "page_tune": page_tune.run,
     "tune": tune.run,
 }
 

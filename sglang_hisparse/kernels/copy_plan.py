@@ -7,8 +7,11 @@ memory that it names; kernels/engines.py issues the copies.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sglang_hisparse.tier.layout import PAGE, RowLayout
@@ -20,7 +23,8 @@ RECT = ("target", "source", "target pitch", "source pitch", "width", "height")
 def in_order(pairs: torch.Tensor) -> torch.Tensor:
     """Pairs int [n, 2] of (device page, host page) on the CPU -> int64 [m, 2] by host page, negative ones left out."""
     pairs = pairs.to(torch.int64)
-    pairs = pairs[(pairs >= 0).all(dim=1)]
+    if (pairs < 0).any():
+        pairs = pairs[(pairs >= 0).all(dim=1)]
     return pairs[torch.argsort(pairs[:, 1], stable=True)]
 
 
@@ -29,18 +33,43 @@ def runs(pages: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     In a run every column counts up by one from row to row; a run does not cross a multiple of `most` rows.
     """
-    begins = torch.arange(len(pages)) % most == 0
-    begins[1:] |= (pages[1:] != pages[:-1] + 1).any(dim=1)
-    first = begins.nonzero().flatten()
-    return first, torch.diff(first, append=torch.tensor([len(pages)]))
+    if most == 1:
+        return torch.arange(len(pages)), torch.ones(len(pages), dtype=torch.int64)
+    rows = pages.numpy()  # small arrays: half the time of torch, and copies wait for it
+    begins = np.arange(len(rows)) % most == 0
+    for column in rows.T:
+        begins[1:] |= np.diff(column) != 1
+    first = np.flatnonzero(begins)
+    return torch.from_numpy(first), torch.from_numpy(np.diff(first, append=len(rows)))
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Part of a copy that goes through one half of the staging at once: ranges of pairs and of copies."""
+class Ring:
+    """How a staging is cut: chunks of `pages` pages take `turns`; a chunk moves in `parts`, each a range of groups.
 
-    pairs: slice
-    copies: slice
+    A piece is one part of one chunk: what one kernel and one batch of copies move. Only chunks of one page have
+    several parts.
+    """
+
+    pages: int
+    parts: int
+    turns: int
+
+    @property
+    def slots(self) -> int:
+        """Pages that the staging holds."""
+        return self.pages * self.turns
+
+
+class Piece(NamedTuple):
+    """Pairs first .. last - 1 of the groups of part `part`, in turn `turn`; its copies are `copies[:, begin:end]`."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+    part: int
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +77,32 @@ class StagedPlan:
     """Copies between host pages and staging slots; slot of pair i = i modulo the number of slots.
 
     pairs    int64 [n, 2] (device page, staging slot): what the kernel copies
-    host     int64 [c] addresses in the host pool; staging: those in the staging, of the same `sizes`
-    chunks   in order; chunk i uses half i % 2
+    copies   int64 [3, c]: address in the host pool, address in the staging, size
+    chunks   copies before every chunk, and all
+    edges    see `part_edges`
     """
 
     pairs: torch.Tensor
-    host: torch.Tensor
-    staging: torch.Tensor
-    sizes: torch.Tensor
-    chunks: list[Chunk]
+    copies: torch.Tensor
+    ring: Ring
+    chunks: list[int]
+    edges: list[int]
+
+    def pieces(self) -> Iterator[Piece]:
+        """In order; made one by one, so that the first need not wait for the last."""
+        pages, turns, total = self.ring.pages, self.ring.turns, len(self.pairs)
+        groups, parts = self.edges[-1], list(itertools.pairwise(self.edges))
+        for chunk, (begin, end) in enumerate(itertools.pairwise(self.chunks)):
+            first = chunk * pages
+            last = min(first + pages, total)
+            for part, (low, high) in enumerate(parts):
+                yield Piece(first, last, begin + low, end - groups + high, part, chunk % turns)
+
+
+def part_edges(groups: int, parts: int) -> list[int]:
+    """First group of every part, and `groups`: at most `parts` parts, none empty."""
+    parts = min(parts, groups)
+    return [part * groups // parts for part in range(parts + 1)]
 
 
 class Addresses:
@@ -72,30 +118,26 @@ class Addresses:
         self._plane_host = self.host.repeat_interleave(counts) + table[:, 2]
         self._pitch = (self.page_bytes // PAGE).repeat_interleave(counts)
 
-    def staged(self, pairs: torch.Tensor, staging: torch.Tensor, slots: int) -> StagedPlan:
-        """Plan for `pairs` (see `in_order`) through `slots` staging slots, an even number: two halves.
+    def staged(self, pairs: torch.Tensor, staging: torch.Tensor, ring: Ring) -> StagedPlan:
+        """Plan for `pairs` (see `in_order`, not empty) through a staging cut as `ring` says.
 
         `staging` int64 [groups]: address of slot 0 of each group's buffer.
         """
-        half = slots // 2
-        first, length = runs(pairs[:, 1:], half)
-        slot = torch.arange(len(pairs)) % slots
+        total, groups = len(pairs), len(self.host)
+        slot = torch.arange(total) % ring.slots
+        first, length = runs(pairs[:, 1:], ring.pages)
+        base = torch.stack([self.host, staging]).unsqueeze(1)
+        there = torch.stack([pairs[first, 1], slot[first]]).unsqueeze(2)
+        sizes = length.unsqueeze(1) * self.page_bytes
+        copies = torch.cat([base + there * self.page_bytes, sizes.unsqueeze(0)]).view(3, -1)
 
-        def at(base: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-            return (base + pages[first].unsqueeze(1) * self.page_bytes).flatten()
-
-        groups, total = len(self.host), len(pairs)
-        edges = torch.searchsorted(first, torch.arange(0, total + half, half).clamp_(max=total)).tolist()
-        chunks = [
-            Chunk(slice(i * half, min((i + 1) * half, total)), slice(begin * groups, end * groups))
-            for i, (begin, end) in enumerate(itertools.pairwise(edges))
-        ]
+        starts = torch.searchsorted(first, torch.arange(0, total, ring.pages))
         return StagedPlan(
             pairs=torch.stack([pairs[:, 0], slot], dim=1),
-            host=at(self.host, pairs[:, 1]),
-            staging=at(staging, slot),
-            sizes=(length.unsqueeze(1) * self.page_bytes).flatten(),
-            chunks=chunks,
+            copies=copies,
+            ring=ring,
+            chunks=[*(starts * groups).tolist(), copies.shape[1]],
+            edges=part_edges(groups, ring.parts),
         )
 
     def rects(self, pairs: torch.Tensor, to_host: bool) -> torch.Tensor:

@@ -7,6 +7,7 @@ strided  copy engines straight between the host and the planes, row by row
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,39 +19,56 @@ Path = Literal["kernel", "staged", "strided"]
 
 PATHS: tuple[Path, ...] = ("kernel", "staged", "strided")
 
-PATH: Path = "kernel"
-"""How a server copies pages."""
-
 BLOCKS, THREADS = 8, 1024
 """Thread blocks, one an SM, that the kernel may occupy; the rest of the GPU stays with the forward beside it."""
 
 
-class PageCopies:
-    """Copies whole pages of one layout by one path. Owns what the path needs (staging, streams), for its lifetime.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How pages are copied in one direction; `blocks` and `threads` are of path `kernel`, `staging` of `staged`."""
 
-    On CUDA, constructing it builds the kernels and allocates the staging. Not for graphs.
+    path: Path
+    blocks: int = BLOCKS
+    threads: int = THREADS
+    staging: engines.Staging = engines.STAGING
+
+
+SPILL, RESTORE = Way("kernel"), Way("kernel")
+"""How a server copies pages to the host, and back."""
+
+
+class PageCopies:
+    """Copies whole pages of one layout. Owns what its ways need (staging, streams), for its lifetime.
+
+    On CUDA, constructing it builds the kernels and allocates the staging, which both directions share where they use
+    the same. Not for graphs.
     """
 
-    def __init__(self, layout: RowLayout, path: Path = PATH) -> None:
-        self.layout, self.path = layout, path
-        self._engines: engines.Staged | engines.Strided | None = None
+    def __init__(self, layout: RowLayout, spill: Way = SPILL, restore: Way = RESTORE) -> None:
+        self.layout, self._ways = layout, {True: spill, False: restore}
+        self._engines: dict[Way | engines.Staging, engines.Staged | engines.Strided] = {}
         if layout.device.type == "cuda":
             prepare()
-            if path == "staged":
-                self._engines = engines.Staged(layout)
-            elif path == "strided":
-                self._engines = engines.Strided(layout)
+            for way in (spill, restore):
+                if way.path == "staged" and way.staging not in self._engines:
+                    self._engines[way.staging] = engines.Staged(layout, way.staging)
+                elif way.path == "strided":
+                    self._engines[way] = engines.Strided(layout)
 
-    def copy(self, pairs: torch.Tensor, to_host: bool) -> None:
+    def copy(self, pairs: torch.Tensor, to_host: bool) -> bool:
         """See `reference.copy_pages`; `pairs` int [n, 2] is on the CPU, best pinned.
 
         Behind everything issued on the current stream so far, and ahead of everything issued there later. No host
-        synchronisation. Bytes written to the host are visible to the CPU after an event behind the call.
+        synchronisation. Bytes written to the host are visible to the CPU after an event behind the call. Returns
+        whether the driver took the copies as batches, or a kernel makes them.
         """
-        if self._engines is not None:
-            self._engines.copy(pairs, to_host)
-        else:
-            copy_pages(self.layout, pairs.to(self.layout.device, non_blocking=True), to_host)
+        way = self._ways[to_host]
+        engine = self._engines.get(way.staging if way.path == "staged" else way)
+        if engine is not None:
+            return engine.copy(pairs, to_host)
+        on_device = pairs.to(self.layout.device, non_blocking=True)
+        copy_pages(self.layout, on_device, to_host, way.blocks, way.threads)
+        return True
 
 
 def copy_pages(
@@ -68,11 +86,10 @@ def copy_pages(
     prepare()(layout.plane_table, layout.group_table, pairs, to_host, blocks, threads)
 
 
-def staging_bytes(page_bytes: float, path: Path = PATH) -> int:
-    """HBM that `path` takes on a CUDA device; `page_bytes`: one page, all layers of this rank."""
-    if path != "staged" or page_bytes <= 0:
-        return 0
-    return int(engines.staging_slots(int(page_bytes)) * page_bytes)
+def staging_bytes(page_bytes: float, spill: Way = SPILL, restore: Way = RESTORE) -> int:
+    """HBM that the ways take on a CUDA device; `page_bytes`: one page, all layers of this rank."""
+    stagings = {way.staging for way in (spill, restore) if way.path == "staged"}
+    return sum(staging.bytes(int(page_bytes)) for staging in stagings) if page_bytes >= 1 else 0
 
 
 def prepare() -> Any:

@@ -5,8 +5,8 @@ Order on a CUDA device, for the journal taken before forward t+1:
     forward stream   forward t | ............ wait (fence) | map, tables | forward t+1
     side stream                  wait for t | copies ------+
 
-How pages are copied is kernels/pages.py's `PATH`; whatever it is, copies are over where the side stream is.
-Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says so:
+How pages are copied is kernels/pages.py's `SPILL` and `RESTORE`; whatever they are, copies are over where the side
+stream is. Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says so:
 a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1.
 On the CPU everything runs in program order.
 """

@@ -22,8 +22,9 @@ class FakeStream:
     all: list[FakeStream] = []  # noqa: RUF012
     current: FakeStream
 
-    def __init__(self, _device: object = None) -> None:
+    def __init__(self, _device: object = None, priority: int = 0) -> None:
         self.work: list[Any] = []
+        self.priority = priority
         self.done = 0
         self.cuda_stream = len(FakeStream.all)
         FakeStream.all.append(self)
@@ -77,19 +78,31 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: FakeStream.current)
+    monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return [FakeStream(), FakeStream()]
 
 
-def staged_of(layout: RowLayout, half: int, monkeypatch: pytest.MonkeyPatch) -> engines.Staged:
-    """`half` pages in each half; kernel and batches are put on the fake streams."""
+def staged_of(
+    layout: RowLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    total: float,
+    piece: float,
+    priority: int | None = None,
+) -> engines.Staged:
+    """Sizes are in pages; kernel and batches are put on the fake streams."""
     staging: list[RowLayout] = []
 
-    def kernel(_planes: object, _groups: object, pairs: torch.Tensor, to_host: bool, *_: int) -> None:
-        FakeStream.current.work.append(lambda: reference.copy_pages(staging[0], pairs, to_host))
+    def kernel(_planes: object, table: torch.Tensor, pairs: torch.Tensor, to_host: bool, *_: int) -> None:
+        here = [g for g in staging[0].groups if g.host.data_ptr() in table[:, 0].tolist()]
+        assert len(here) == len(table)
+        some = RowLayout.of(Group(i, g.layers, g.planes, g.host) for i, g in enumerate(here))
+        FakeStream.current.work.append(lambda: reference.copy_pages(some, pairs, to_host))
 
-    def batch_copy(to: torch.Tensor, source: torch.Tensor, size: torch.Tensor, handle: int) -> bool:
-        for copy in zip(to.tolist(), source.tolist(), size.tolist(), strict=True):
+    def batch_copy(copies: torch.Tensor, begin: int, end: int, to_host: bool, handle: int) -> bool:
+        assert 0 <= begin < end <= copies.shape[1]
+        for host, stage, size in copies[:, begin:end].T.tolist():
+            copy = (host, stage, size) if to_host else (stage, host, size)
             FakeStream.all[handle].work.append(lambda copy=copy: move(*copy))
         return True
 
@@ -98,7 +111,8 @@ def staged_of(layout: RowLayout, half: int, monkeypatch: pytest.MonkeyPatch) -> 
     }  # fmt: skip
     monkeypatch.setattr(build_kernels, "kernel", lambda _source, function: entries[function])
     page_bytes = PAGE * sum(group.host_row_bytes for group in layout.groups)
-    staged = engines.Staged(layout, limit=2 * half * page_bytes)
+    shape = engines.Staging(int(total * page_bytes), int(piece * page_bytes), priority=priority)
+    staged = engines.Staged(layout, shape)
     staging.append(
         RowLayout.of(
             Group(g.index, g.layers, g.planes, buffer)
@@ -108,13 +122,21 @@ def staged_of(layout: RowLayout, half: int, monkeypatch: pytest.MonkeyPatch) -> 
     return staged
 
 
-@pytest.mark.parametrize("seed", range(12))
+RINGS = [(2, 1), (4, 2), (6, 3), (5, 1), (7, 2), (2, 0.5), (3, 0.34)]
+"""Pages of the staging, and of a piece."""
+
+
+@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("priority", [None, -1])
 def test_any_order_of_streams_copies_the_same(
-    seed: int, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+    seed: int, priority: int | None, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spills and restores in turn; the caller's streams wait for each other, as users of the same pages must."""
     ours, theirs = build("mixed"), build("mixed")
-    staged = staged_of(ours, 1 + seed % 3, monkeypatch)
+    total, piece = RINGS[seed % len(RINGS)]
+    staged = staged_of(ours, monkeypatch, total, piece, priority)
+    assert (staged.ring.pages, staged.ring.parts) == (max(1, int(piece)), round(1 / min(1, piece)))
+    assert staged.ring.turns == int(total) // staged.ring.pages
     generator = torch.Generator().manual_seed(seed)
     previous = streams[0]
     for call in range(6):
@@ -136,7 +158,8 @@ def test_calls_on_streams_that_do_not_wait_share_the_staging(
     to_host: bool, seed: int, streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = build("mixed"), build("mixed")
-    staged = staged_of(ours, 2, monkeypatch)
+    total, piece = RINGS[seed % len(RINGS)]
+    staged = staged_of(ours, monkeypatch, total, piece)
     for number, stream in enumerate(streams):
         pairs = torch.stack([torch.arange(6), torch.arange(6).flip(0)], dim=1) + 6 * number
         with on(stream):
@@ -144,3 +167,12 @@ def test_calls_on_streams_that_do_not_wait_share_the_staging(
         reference.copy_pages(theirs, pairs, to_host)
     run_all(random.Random(seed))
     assert_equal(ours, theirs)
+
+
+def test_the_kernel_has_the_priority_it_was_given(
+    streams: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(FakeStream.all)
+    staged_of(build("mixed"), monkeypatch, 2, 1)
+    staged_of(build("mixed"), monkeypatch, 2, 1, priority=-2)
+    assert [stream.priority for stream in FakeStream.all[before:]] == [0, 0, -2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hisparse.kernels import copy_plan, engines, pages, reference
-from sglang_hisparse.kernels.copy_plan import Addresses, in_order, runs
+from sglang_hisparse.kernels.copy_plan import Addresses, Ring, in_order, part_edges, runs
 from sglang_hisparse.tier.layout import PAGE, Group, RowLayout, plan_planes
 
 DEVICE_PAGES, HOST_PAGES = 12, 15
@@ -60,35 +61,38 @@ def move(target: int, source: int, size: int) -> None:
     ctypes.memmove(target, source, size)
 
 
-def copy_staged(layout: RowLayout, pairs: torch.Tensor, to_host: bool, slots: int) -> None:
-    """What engines.Staged does, chunk after chunk; a half is spoilt before it is used again."""
+def copy_staged(layout: RowLayout, pairs: torch.Tensor, to_host: bool, ring: Ring) -> None:
+    """What engines.Staged does, piece after piece; its part of the staging is spoilt before it is used again."""
     ordered = in_order(pairs)
     if not len(ordered):
         return
     staging = RowLayout.of(
-        Group(g.index, g.layers, g.planes, noise(slots * PAGE, g.host_row_bytes, seed=7))
+        Group(g.index, g.layers, g.planes, noise(ring.slots * PAGE, g.host_row_bytes, seed=7))
         for g in layout.groups
     )
     first_slots = torch.tensor([group.host.data_ptr() for group in staging.groups])
-    plan = Addresses(layout).staged(ordered, first_slots, slots)
-    half = slots // 2
+    plan = Addresses(layout).staged(ordered, first_slots, ring)
+    edges = part_edges(len(layout.groups), ring.parts)
     done = 0
-    for number, chunk in enumerate(plan.chunks):
-        pairs_here = plan.pairs[chunk.pairs]
-        assert 0 < len(pairs_here) <= half
-        assert (pairs_here[:, 1] // half == number % 2).all()
-        for group in staging.groups:
-            group.host[number % 2 * half * PAGE :][: half * PAGE] = 0xA5
-        if to_host:
-            reference.copy_pages(staging, pairs_here, True)
-        copies = zip(
-            *(column[chunk.copies].tolist() for column in (plan.host, plan.staging, plan.sizes)), strict=True
+    for number, piece in enumerate(plan.pieces()):
+        assert (piece.turn, piece.part) == (
+            number // (len(edges) - 1) % ring.turns,
+            number % (len(edges) - 1),
         )
-        for host, stage, size in copies:
+        pairs_here = plan.pairs[piece.first : piece.last]
+        assert 0 < len(pairs_here) <= ring.pages
+        assert (pairs_here[:, 1] // ring.pages == piece.turn).all()
+        groups = staging.groups[edges[piece.part] : edges[piece.part + 1]]
+        part = RowLayout.of(Group(i, g.layers, g.planes, g.host) for i, g in enumerate(groups))
+        for group in groups:
+            group.host[piece.turn * ring.pages * PAGE :][: ring.pages * PAGE] = 0xA5
+        if to_host:
+            reference.copy_pages(part, pairs_here, True)
+        for host, stage, size in plan.copies[:, piece.begin : piece.end].T.tolist():
             move(*((host, stage) if to_host else (stage, host)), size)
             done += size
         if not to_host:
-            reference.copy_pages(staging, pairs_here, False)
+            reference.copy_pages(part, pairs_here, False)
     assert done == len(ordered) * PAGE * sum(group.host_row_bytes for group in layout.groups)
 
 
@@ -112,15 +116,28 @@ def assert_equal(ours: RowLayout, theirs: RowLayout) -> None:
             assert torch.equal(p.rows, r.rows), (p.layer, p.name)
 
 
+RINGS = (
+    Ring(1, 1, 2),
+    Ring(2, 1, 2),
+    Ring(5, 1, 2),
+    Ring(20, 1, 2),
+    Ring(2, 1, 3),
+    Ring(1, 2, 2),
+    Ring(1, 9, 3),
+)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=12, deadline=None)
-@given(pairs=page_pairs(), to_host=st.booleans(), slots=st.sampled_from([0, 2, 4, 10, 40]))
-def test_planned_copies_equal_the_reference(shape: str, pairs: Pairs, to_host: bool, slots: int) -> None:
-    """`slots` 0: without a staging."""
+@given(pairs=page_pairs(), to_host=st.booleans(), ring=st.sampled_from([None, *RINGS]))
+def test_planned_copies_equal_the_reference(
+    shape: str, pairs: Pairs, to_host: bool, ring: Ring | None
+) -> None:
+    """Without a ring: without a staging."""
     ours, theirs = build(shape), build(shape)
     given_pairs = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
-    if slots:
-        copy_staged(ours, given_pairs, to_host, slots)
+    if ring:
+        copy_staged(ours, given_pairs, to_host, ring)
     else:
         copy_strided(ours, given_pairs, to_host)
     reference.copy_pages(theirs, given_pairs, to_host)
@@ -144,9 +161,9 @@ def test_neighbours_become_one_copy() -> None:
     addresses = Addresses(layout)
     shuffled = in_order(torch.tensor([[3, 7], [1, 5], [2, 6], [9, 14], [-1, 0]], dtype=torch.int32))
     assert shuffled.tolist() == [[1, 5], [2, 6], [3, 7], [9, 14]]
-    plan = addresses.staged(shuffled, torch.zeros(2, dtype=torch.int64), slots=20)
+    plan = addresses.staged(shuffled, torch.zeros(2, dtype=torch.int64), Ring(10, 1, 2))
     group, alone = (PAGE * g.host_row_bytes for g in layout.groups)
-    assert plan.sizes.tolist() == [3 * group, 3 * alone, group, alone]
+    assert plan.copies[2].tolist() == [3 * group, 3 * alone, group, alone]
     rects = addresses.rects(shuffled, to_host=True)
     assert rects.shape == (2 * 5, len(copy_plan.RECT))
     # The group of one plane has no gaps: three pages of it are one row.
@@ -155,21 +172,47 @@ def test_neighbours_become_one_copy() -> None:
     ]
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("piece", [1, MIB, 4 * MIB, 24 * MIB, 100 * MIB])
 @pytest.mark.parametrize("page_bytes", [1, 64 * 656 * 78, 64 * 1152 * 78, 40 << 20, 400 << 20])
-def test_the_staging_has_two_halves_and_its_size_is_told(page_bytes: int) -> None:
-    slots = engines.staging_slots(page_bytes)
-    assert slots >= 2 and slots % 2 == 0
-    assert slots * page_bytes <= max(engines.STAGING_BYTES, 2 * page_bytes)
-    assert pages.staging_bytes(page_bytes, "staged") == slots * page_bytes
-    assert pages.staging_bytes(page_bytes, "kernel") == pages.staging_bytes(page_bytes, "strided") == 0
-    assert pages.staging_bytes(0, "staged") == 0
+def test_the_staging_keeps_its_size_and_tells_it(page_bytes: int, piece: int) -> None:
+    staging = engines.Staging(48 * MIB, piece)
+    ring = staging.ring(page_bytes)
+    assert ring.turns >= 2 and (ring.pages == 1 or ring.parts == 1)
+    assert ring.slots * page_bytes <= max(48 * MIB, 2 * page_bytes)
+    assert ring.pages * page_bytes <= max(piece, page_bytes)
+    assert page_bytes / ring.parts <= 2 * max(piece, page_bytes if ring.pages > 1 else 1)
+    way, kernel = pages.Way("staged", staging=staging), pages.Way("kernel")
+    assert pages.staging_bytes(page_bytes, way, way) == ring.slots * page_bytes
+    assert pages.staging_bytes(page_bytes, way, kernel) == pages.staging_bytes(page_bytes, kernel, way) > 0
+    assert pages.staging_bytes(page_bytes, kernel, pages.Way("strided")) == 0
+    assert pages.staging_bytes(0, way, way) == 0
 
 
-@pytest.mark.parametrize("path", pages.PATHS)
-@pytest.mark.parametrize("to_host", [True, False])
-def test_on_the_cpu_every_path_is_the_reference(path: pages.Path, to_host: bool) -> None:
+def test_two_stagings_take_twice_the_memory() -> None:
+    spill = pages.Way("staged", staging=engines.Staging(4 * MIB, MIB))
+    restore = pages.Way("staged", staging=engines.Staging(8 * MIB, 2 * MIB))
+    assert pages.staging_bytes(MIB, spill, restore) == 12 * MIB
+    assert pages.staging_bytes(MIB, spill, spill) == 4 * MIB
+
+
+def test_parts_are_whole_groups_and_none_is_empty() -> None:
+    for groups in range(1, 30):
+        for parts in (1, 2, 3, 7, 40):
+            edges = part_edges(groups, parts)
+            assert edges[0] == 0 and edges[-1] == groups and len(edges) == min(parts, groups) + 1
+            assert all(a < b for a, b in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("spill", pages.PATHS)
+@pytest.mark.parametrize("restore", pages.PATHS)
+def test_on_the_cpu_every_path_is_the_reference(spill: pages.Path, restore: pages.Path) -> None:
     ours, theirs = build("kv"), build("kv")
     pairs = torch.tensor([[3, 9], [-1, 2], [4, 10], [5, -1], [11, 0]])
-    pages.PageCopies(ours, path).copy(pairs, to_host)
-    reference.copy_pages(theirs, pairs, to_host)
+    copies = pages.PageCopies(ours, pages.Way(spill), pages.Way(restore))
+    for to_host, there in ((True, pairs), (False, pairs.flip(0))):
+        assert copies.copy(there, to_host)
+        reference.copy_pages(theirs, there, to_host)
     assert_equal(ours, theirs)

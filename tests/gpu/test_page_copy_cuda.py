@@ -72,14 +72,36 @@ def assert_equal(ours: RowLayout, theirs: RowLayout) -> None:
             assert torch.equal(p.rows.cpu(), r.rows), (p.layer, p.name)
 
 
+def pages_of_staging(
+    layout: RowLayout, total: int, piece: float, priority: int | None = None
+) -> engines.Staging:
+    """A staging of so many pages, in pieces of so many."""
+    page_bytes = PAGE * sum(group.host_row_bytes for group in layout.groups)
+    return engines.Staging(total * page_bytes, int(piece * page_bytes), priority=priority)
+
+
+def copies_by(
+    path: pages.Path, layout: RowLayout, staging: engines.Staging = engines.STAGING
+) -> pages.PageCopies:
+    way = pages.Way(path, staging=staging)
+    return pages.PageCopies(layout, way, way)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 @pytest.mark.parametrize("to_host", [True, False], ids=["to-host", "to-device"])
 def test_equals_the_reference(shape: str, dtype: torch.dtype, to_host: bool) -> None:
     ours, theirs = build(shape, DEVICE), build(shape, "cpu")
-    for count, blocks in ((1, 1), (7, 3), (33, pages.BLOCKS)):
+    # From whole pages to slices of two rows.
+    for count, blocks, threads in (
+        (1, 1, 1024),
+        (7, 3, 256),
+        (33, pages.BLOCKS, 1024),
+        (9, 264, 256),
+        (5, 132, 64),
+    ):
         pairs = pairs_of(count, seed=count).to(dtype)
-        pages.copy_pages(ours, pairs.to(DEVICE), to_host, blocks)
+        pages.copy_pages(ours, pairs.to(DEVICE), to_host, blocks, threads)
         reference.copy_pages(theirs, pairs, to_host)
         assert_equal(ours, theirs)
 
@@ -92,7 +114,7 @@ def test_every_path_equals_the_reference(
     path: pages.Path, shape: str, to_host: bool, default_stream: bool
 ) -> None:
     ours, theirs = build(shape, DEVICE), build(shape, "cpu")
-    copies = pages.PageCopies(ours, path)
+    copies = copies_by(path, ours)
     stream = torch.cuda.default_stream() if default_stream else torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     neighbours = torch.stack([torch.arange(20, 40), torch.arange(10, 30)], dim=1)
@@ -103,21 +125,18 @@ def test_every_path_equals_the_reference(
     assert_equal(ours, theirs)
 
 
-def small_staging(layout: RowLayout, pairs_of_slots: int) -> engines.Staged:
-    """A staging of `pairs_of_slots` pages in each half."""
-    page_bytes = PAGE * sum(group.host_row_bytes for group in layout.groups)
-    staged = engines.Staged(layout, limit=2 * pairs_of_slots * page_bytes)
-    assert staged.slots == 2 * pairs_of_slots
-    return staged
-
-
-@pytest.mark.parametrize("half", [1, 2, 5])
+@pytest.mark.parametrize(
+    "total, piece, priority", [(2, 1, None), (4, 2, -1), (6, 2, None), (2, 0.5, None), (5, 0.5, -1)]
+)
 @pytest.mark.parametrize("shape", ["small-4-layers", "bf16"])
-def test_more_pages_than_the_staging_holds(shape: str, half: int) -> None:
-    """33 pages through 2 to 10 slots, back and forth without a pause, on streams in turn: every half is reused while
+def test_more_pages_than_the_staging_holds(
+    shape: str, total: int, piece: float, priority: int | None
+) -> None:
+    """33 pages through 2 to 10 slots, back and forth without a pause, on streams in turn: every piece is reused while
     the engines are slower than the kernel."""
     ours, theirs = build(shape, DEVICE), build(shape, "cpu")
-    staged = small_staging(ours, half)
+    staged = engines.Staged(ours, pages_of_staging(ours, total, piece, priority))
+    assert (staged.ring.slots, staged.ring.parts) == (total, round(1 / min(1, piece)))
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
@@ -133,13 +152,24 @@ def test_more_pages_than_the_staging_holds(shape: str, half: int) -> None:
     assert_equal(ours, theirs)
 
 
+def test_a_way_for_each_direction() -> None:
+    """There by the kernel and back through the staging, at once."""
+    ours, theirs = build("small-4-layers", DEVICE), build("small-4-layers", "cpu")
+    small = pages_of_staging(ours, 4, 2, priority=-1)
+    copies = pages.PageCopies(ours, pages.Way("kernel", 4, 256), pages.Way("staged", staging=small))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for seed in range(6):
+            pairs, to_host = pairs_of(20, seed), seed % 2 == 0
+            copies.copy(pairs.pin_memory(), to_host)
+            reference.copy_pages(theirs, pairs, to_host)
+    assert_equal(ours, theirs)
+
+
 @PATHS
 def test_copies_keep_their_place_in_the_stream(path: pages.Path) -> None:
     """Rows that a slow kernel ahead writes are what is copied; rows written behind the copies are not."""
     ours = build("small-4-layers", DEVICE)
-    copies = pages.PageCopies(ours, path)
-    if path == "staged":
-        copies._engines = small_staging(ours, 2)
+    copies = copies_by(path, ours, pages_of_staging(ours, 4, 2))
     pairs = torch.stack([torch.arange(16), torch.arange(16).flip(0)], dim=1)
     back = torch.stack([torch.arange(16, 32), torch.arange(16).flip(0)], dim=1)
     planes = [plane.rows for group in ours.groups for plane in group.planes]
@@ -178,13 +208,13 @@ def test_engines_without_copies_small() -> None:
     ours, theirs = build("small", DEVICE), build("small", "cpu")
     nothing = torch.zeros((0, 2), dtype=torch.int64)
     for path in pages.PATHS:
-        copies = pages.PageCopies(ours, path)
+        copies = copies_by(path, ours)
         for to_host in (True, False):
             copies.copy(nothing, to_host)
             copies.copy(torch.tensor([[-1, 3], [4, -1]]), to_host)
     batch_copy = build_kernels.kernel("batch_copy", "batch_copy")
-    empty = torch.zeros(0, dtype=torch.int64)
-    assert batch_copy(empty, empty, empty, torch.cuda.current_stream().cuda_stream)
+    empty = torch.zeros((3, 0), dtype=torch.int64)
+    assert batch_copy(empty, 0, 0, True, torch.cuda.current_stream().cuda_stream)
     assert_equal(ours, theirs)
 
 
@@ -213,7 +243,7 @@ def test_pages_beyond_two_gib(path: pages.Path) -> None:
     layout = RowLayout.of([Group(0, (0,), planes, host)])
     data = noise(PAGE, row_bytes, seed=1)
     rows[last * PAGE :] = data.to(DEVICE)
-    copies = pages.PageCopies(layout, path)
+    copies = copies_by(path, layout)
     copies.copy(torch.tensor([[last, last]]), to_host=True)
     torch.cuda.synchronize()
     assert torch.equal(host[last * PAGE :], data)

@@ -11,7 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench_serving.kernels import bench, ceilings, groups, issue_table, pages, report, resolve, tune  # noqa: E402
+from bench_serving.kernels import (  # noqa: E402
+    bench,
+    ceilings,
+    groups,
+    issue_table,
+    page_tune,
+    pages,
+    report,
+    resolve,
+    tune,
+)
 from bench_serving.kernels.ours import Ours  # noqa: E402
 from bench_serving.kernels.pool import HostBytes  # noqa: E402
 from bench_serving.kernels.selections import place, select  # noqa: E402
@@ -120,7 +130,7 @@ def test_spread() -> None:
 def test_a_rehearsal_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rehearsal = bench.Bench("cpu", True, tmp_path)
     for name, section in (("ceilings", ceilings), ("resolve", resolve), ("groups", groups), ("pages", pages),
-                          ("tune", tune)):  # fmt: skip
+                          ("page_tune", page_tune), ("tune", tune)):  # fmt: skip
         rehearsal.open(name, "a test")
         assert rehearsal.attempt(name, section.run, rehearsal)
     assert rehearsal.failures == []

@@ -93,11 +93,15 @@ struct Resolve {
         << "a request is served by 1, 2, 4 or 8 blocks, not by " << blocks;
     if (batch.unwrap() == 0 || entries == 0) return;
 
-    // A quarter full where that fits into shared memory, else half full.
+    // An eighth full where that fits into shared memory, half full at most.
     const size_t most = runtime::get_max_smem_per_block(device.unwrap().device_id);
-    int cell_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(4 * entries - 1, 3)));
-    size_t smem = Workspace::bytes(int(entries), cell_bits, int(hot_stride));
-    if (smem > most && cell_bits > 2) smem = Workspace::bytes(int(entries), --cell_bits, int(hot_stride));
+    const auto bits_for = [](int64_t cells) {
+      return std::bit_width(uint64_t(std::max<int64_t>(cells - 1, 3)));
+    };
+    int cell_bits = bits_for(8 * entries);
+    const auto bytes = [&] { return Workspace::bytes(int(entries), cell_bits, int(hot_stride)); };
+    while (bytes() > most && cell_bits > bits_for(2 * entries)) cell_bits--;
+    const size_t smem = bytes();
     CHECK_HOST(smem <= most) << "resolving " << entries << " entries with " << hot_stride
                              << " hot rows takes " << smem << " bytes of shared memory and this GPU has "
                              << most << "; lower top-k, hot_rows or the number of speculative tokens";

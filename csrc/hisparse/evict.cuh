@@ -1,6 +1,6 @@
 // Least-recently-used victims of one hot table, by one thread block: the oldest entries that this step does
 // not use, ties by entry, in order of entries. Ages are steps since the last use, at most kMaxAge, and 0 for
-// an entry that this step uses: 10 bits, so two passes over 32 bins find the age of the last victim, without
+// an entry that this step uses: few enough to count each, so that the age of the last victim is found without
 // a sort.
 #pragma once
 
@@ -16,7 +16,8 @@ constexpr int kTile = kThreads * kTileEntries;
 
 struct Evict {
   struct Storage {
-    int32_t bins[2][32];
+    int32_t coarse[32];         // entries by age / 32
+    int32_t fine[kMaxAge + 1];  // entries by age
     uint32_t warp[2][kWarps];
   };
 
@@ -26,18 +27,26 @@ struct Evict {
   };
 
   __device__ static void clear(Storage& storage) {  // visible after the next barrier
-    if (threadIdx.x < 64) storage.bins[threadIdx.x / 32][threadIdx.x % 32] = 0;
+    for (int bin = threadIdx.x; bin < 32 + kMaxAge + 1; bin += kThreads) storage.coarse[bin] = 0;
   }
 
-  // `wanted` >= 1 and at most the number of entries with age > 0. age [usable] is visible already. Two
-  // barriers.
+  // `wanted` >= 1 and at most the number of entries with age > 0. age [usable] is visible already. One
+  // barrier.
   __device__ static Threshold select(const uint16_t* age, int usable, int wanted, Storage& storage) {
-    count(age, usable, storage.bins[0], [](int a) { return a > 0; }, [](int a) { return a >> 5; });
-    const Threshold high = pick(storage.bins[0], wanted);
-    const auto inside = [=](int a) { return a > 0 && a >> 5 == high.age; };
-    count(age, usable, storage.bins[1], inside, [](int a) { return a & 31; });
-    const Threshold low = pick(storage.bins[1], high.equal);
-    return {high.age << 5 | low.age, low.equal};
+#pragma unroll 1
+    for (int first = int(threadIdx.x) * kTileEntries; first < usable; first += kTile) {
+      const Ages ages = load(age, first, usable);
+#pragma unroll
+      for (int k = 0; k < kTileEntries; k++) {
+        if (ages.age[k] == 0) continue;
+        atomicAdd(&storage.coarse[ages.age[k] / 32], 1);
+        atomicAdd(&storage.fine[ages.age[k]], 1);
+      }
+    }
+    __syncthreads();
+    const Threshold high = pick(storage.coarse, wanted);
+    const Threshold low = pick(storage.fine + high.age * 32, high.equal);
+    return {high.age * 32 + low.age, low.equal};
   }
 
   // Calls take(j, e) for the j-th victim, entry e. A barrier a tile.
@@ -71,19 +80,6 @@ struct Evict {
     }
   }
 
- private:
-  template <typename Counted, typename Bin>
-  __device__ static void count(const uint16_t* age, int usable, int32_t* bins, Counted counted, Bin bin) {
-    int sum = 0;
-    for (int base = 0; base < usable; base += kTile) {  // the same number of rounds in all threads
-      const Ages ages = load(age, base + int(threadIdx.x) * kTileEntries, usable);
-#pragma unroll
-      for (int k = 0; k < kTileEntries; k++) sum += warp_histogram(bin(ages.age[k]), counted(ages.age[k]));
-    }
-    if (sum > 0) atomicAdd(&bins[threadIdx.x % 32], sum);
-    __syncthreads();
-  }
-
   // Ages of kTileEntries entries side by side, 0 for those at or beyond `usable`. One read.
   struct Ages {
     int age[kTileEntries];
@@ -99,6 +95,7 @@ struct Evict {
     return ages;
   }
 
+ private:
   // The oldest bin at which `wanted` items are reached, and how many of it are wanted. Every warp does it for
   // itself.
   __device__ static Threshold pick(const int32_t* bins, int wanted) {

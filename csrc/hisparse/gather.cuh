@@ -51,30 +51,49 @@ struct Gather {
   int total;   // rows * chunks
   int step;    // threads that share the range
 
-  __device__ uint8_t* on_host(int at) const {
-    const int row = at / chunks, c = at - row * chunks;
-    return reinterpret_cast<uint8_t*>(planes.host[planes.plane_of(c)] +
-                                      int64_t(rows.host_row(row)) * host_row_bytes + c * kChunk);
+  // A chunk of the range. Walking from one to the next takes no division.
+  struct At {
+    int at, row, chunk;
+  };
+  __device__ At from(int at) const {
+    const int row = at / chunks;
+    return {at, row, at - row * chunks};
   }
-  __device__ uint8_t* on_device(int at) const {
-    const int row = at / chunks, c = at - row * chunks, p = planes.plane_of(c);
-    return reinterpret_cast<uint8_t*>(planes.device[p] + int64_t(rows.device_row(row)) * planes.row_bytes[p] +
-                                      c * kChunk);
+  __device__ void advance(At& a) const {
+    const int rows_on = step / chunks;
+    a.at += step;
+    a.row += rows_on;
+    a.chunk += step - rows_on * chunks;
+    if (a.chunk >= chunks) a.chunk -= chunks, a.row++;
+  }
+
+  __device__ uint8_t* on_host(At a) const {
+    return reinterpret_cast<uint8_t*>(planes.host[planes.plane_of(a.chunk)] +
+                                      int64_t(rows.host_row(a.row)) * host_row_bytes + a.chunk * kChunk);
+  }
+  __device__ uint8_t* on_device(At a) const {
+    const int p = planes.plane_of(a.chunk);
+    return reinterpret_cast<uint8_t*>(
+        planes.device[p] + int64_t(rows.device_row(a.row)) * planes.row_bytes[p] + a.chunk * kChunk);
   }
 
   // Chunks at, at + step, ... of the range; the same `at` for both.
   template <int kCount>
   __device__ void load(int at, int4 (&chunk)[kCount]) const {
+    if (at >= total) return;
+    At a = from(at);
 #pragma unroll
-    for (int k = 0; k < kCount; k++, at += step) {
-      if (at < total) chunk[k] = load_chunk(kToHost ? on_device(at) : on_host(at));
+    for (int k = 0; k < kCount; k++, advance(a)) {
+      if (a.at < total) chunk[k] = load_chunk(kToHost ? on_device(a) : on_host(a));
     }
   }
   template <int kCount>
   __device__ void store(int at, const int4 (&chunk)[kCount]) const {
+    if (at >= total) return;
+    At a = from(at);
 #pragma unroll
-    for (int k = 0; k < kCount; k++, at += step) {
-      if (at < total) store_chunk(kToHost ? on_host(at) : on_device(at), chunk[k]);
+    for (int k = 0; k < kCount; k++, advance(a)) {
+      if (a.at < total) store_chunk(kToHost ? on_host(a) : on_device(a), chunk[k]);
     }
   }
   __device__ void run(int at) const {

@@ -19,12 +19,12 @@
 // talking to each other; they share the rows to read, and only block 0 writes tables and results. Resolving
 // twice costs nothing, since its time is latency; handing a result to another SM would cost some.
 //
-//   barriers                 block 0                        the other blocks
-//   prefix (1)               selection, page map, hot tables: all read them
-//   insert, hits (2)         hash of the step's slots in shared memory; every hot entry looks itself up in it
-//   cluster                  ------- nobody reads hot_slot, hot_stamp or clock of this request any more
-//   ------- prefix (1), lists (1)    misses in order; the first reads from the host are under way from here
-//   on select (2), visit (1)    victims; tables, results        victims (1)                      rows arrive
+//   barriers                 block 0                                  the other blocks
+//   total (1)                selection, page map, hot tables: all read them
+//   insert (1 or 2), hits (1)  hash of the step's slots in shared memory; every hot entry looks itself up in
+//   it arrive at the cluster's  misses in order; the first reads from the host are under way from here prefix
+//   (1), lists (1) wait for the cluster's   nobody reads hot_slot, hot_stamp and clock of this request any
+//   more select (1), visit (1)    victims; tables, results                 victims written (1) rows arrive
 //   rows arrive
 #pragma once
 
@@ -39,8 +39,7 @@ namespace hisparse {
 
 constexpr int kMaxEntries = 8192;   // q * W of one request: at most 8 a thread
 constexpr int kMaxHotRows = 32768;  // hot rows of one request
-constexpr int kRepeated = INT_MIN;
-constexpr int kHeatStride = 16;  // every 16th entry of a selection warms its page
+constexpr int kHeatStride = 16;     // every 16th entry of a selection warms its page
 
 struct ResolveParams {
   const int32_t* page_map;    // [pages]
@@ -74,13 +73,11 @@ struct ResolveParams {
 // Shared memory of one block. The host sizes it with bytes(), the kernel cuts it with the constructor.
 struct Workspace {
   Evict::Storage* evict;
-  int32_t* cell;        // [2 * cells] the set of steps 2 to 4; then:
+  int32_t* key;         // [cells] of the set
+  int32_t* value;       // [cells] of the set: device row of the slot once it has one
   int32_t* miss_row;    // [entries] host rows of the misses
-  int32_t* victim_row;  // [entries] device rows that they take
-  int32_t* miss_slot;   // [entries] their slots
-  int32_t* row;         // [entries] by first appearance: device row, or kNothing
   uint16_t* age;        // [hot_stride, rounded up to whole tiles of a thread]
-  uint16_t* miss;       // [entries] first appearances of the misses, ascending
+  uint16_t* miss_cell;  // [entries] cells of the misses
 
   __host__ __device__ static int ages(int hot_stride) {
     return (hot_stride + kTileEntries - 1) / kTileEntries * kTileEntries;
@@ -93,13 +90,11 @@ struct Workspace {
 
   __device__ Workspace(uint8_t* memory, int entries, int cell_bits, int hot_stride) {
     evict = reinterpret_cast<Evict::Storage*>(memory);
-    cell = reinterpret_cast<int32_t*>(memory + sizeof(Evict::Storage));
-    miss_row = cell;
-    victim_row = miss_row + entries;
-    miss_slot = victim_row + entries;
-    row = cell + (2 << cell_bits);
-    age = reinterpret_cast<uint16_t*>(row + rows(entries));
-    miss = age + ages(hot_stride);
+    key = reinterpret_cast<int32_t*>(memory + sizeof(Evict::Storage));
+    value = key + (1 << cell_bits);
+    miss_row = value + (1 << cell_bits);
+    age = reinterpret_cast<uint16_t*>(miss_row + rows(entries));
+    miss_cell = age + ages(hot_stride);
   }
 };
 static_assert(sizeof(Evict::Storage) % 16 == 0);
@@ -107,10 +102,11 @@ static_assert(sizeof(Evict::Storage) % 16 == 0);
 // Every blocks-th miss, from the block's rank on.
 struct MissRows {
   const int32_t* host;
-  const int32_t* device;
+  const uint16_t* cell;
+  const int32_t* value;
   int rank, blocks;
   __device__ int host_row(int n) const { return host[n * blocks + rank]; }
-  __device__ int device_row(int n) const { return device[n * blocks + rank]; }
+  __device__ int device_row(int n) const { return value[cell[n * blocks + rank]]; }
 };
 
 __device__ __forceinline__ int lookup(const ResolveParams& p, int32_t slot) {
@@ -164,7 +160,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   int32_t* out = p.out + int64_t(batch) * p.entries;
   const int first_entry = tid * kEntries;
 
-  const SlotSet set{w.cell, w.cell + (1 << p.cell_bits), p.cell_bits};
+  const SlotSet set{w.key, w.value, p.cell_bits};
   set.clear();
   Evict::clear(*w.evict);
   wait_for_earlier_kernels();
@@ -172,19 +168,15 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   // Reads that wait for nothing go together, then those that wait for them: every round is a trip to memory.
   const int64_t request = p.wide_request ? static_cast<const int64_t*>(p.request)[batch]
                                          : static_cast<const int32_t*>(p.request)[batch];
-  int32_t slot[kEntries], row[kEntries];
+  int32_t slot[kEntries];
 #pragma unroll
   for (int k = 0; k < kEntries; k++) {
     slot[k] = first_entry + k < p.entries ? selection[first_entry + k] : kNothing;
   }
   if (writes && tid == 0 && p.miss_count != nullptr) p.miss_count[batch] = 0;
 
-  // 1 map. What a thread knows of an entry, in one word:
-  //   >= 0                device row
-  //   kNothing            selects nothing
-  //   below               host row kNothing - 1 - row, spilled
-  //   kRepeated + i       spilled, and entry i < kMaxEntries has the same slot (from step 2 on)
-  int page[kEntries];
+  // 1 map
+  int32_t page[kEntries];
 #pragma unroll
   for (int k = 0; k < kEntries; k++) page[k] = lookup(p, slot[k]);
   const int t = request < 0 ? kNothing : p.hot_index[request];
@@ -200,29 +192,33 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   int32_t* hot_stamp = p.hot_stamp + table;
   const int32_t* hot_rows = p.hot_rows + table;
   const bool aligned = p.hot_stride % kTileEntries == 0;
-  HotTile
-      tile;  // read before it is known whether it is needed, which it is for a request that leases hot rows
-  tile.load(hot_slot, hot_stamp, hot_rows, tid * kTileEntries, t < 0 ? 0 : p.hot_stride, aligned);
+  // Read before it is known whether it is needed, which it is for a request that leases hot rows.
+  constexpr bool kTileEarly = kEntries <= 4;  // else no registers are left for it
+  HotTile tile;
+  const auto load_tile = [&] {
+    tile.load(hot_slot, hot_stamp, hot_rows, tid * kTileEntries, t < 0 ? 0 : p.hot_stride, aligned);
+  };
+  if constexpr (kTileEarly) load_tile();
   const int usable = t < 0 ? 0 : p.hot_len[t];
   const int now = t < 0 ? 0 : p.clock[t] + 1;
+
+  int32_t row[kEntries];  // device row, kNothing, or below: host row kNothing - 1 - row, spilled
+  bool spilled[kEntries];
   Pair mapped{0, 0};  // resident, spilled
 #pragma unroll
   for (int k = 0; k < kEntries; k++) {
-    const int offset = slot[k] % kPage;
+    const int offset = slot[k] & (kPage - 1);
     row[k] = page[k] >= 0          ? page[k] * kPage + offset
              : page[k] == kNothing ? kNothing
                                    : (page[k] + 2) * kPage - 2 - offset;
+    spilled[k] = row[k] < kNothing;
     mapped.a += row[k] >= 0;
-    mapped.b += row[k] < kNothing;
+    mapped.b += spilled[k];
     if (p.heat != nullptr && writes && (first_entry + k) % kHeatStride == 0 && row[k] != kNothing) {
       atomicAdd(&p.heat[uint32_t(slot[k]) / kPage], 1);
     }
   }
-#pragma unroll
-  for (int k = 0; k < kEntries; k++) {
-    if (first_entry + k < p.entries) w.row[first_entry + k] = kNothing;
-  }
-  const Pair all = block_prefix(mapped, w.evict->warp[0]).total;
+  const Pair all = block_total(mapped, w.evict->warp[0]);
   if (writes) count(p, 0, all.a);
   if (all.b == 0) {
 #pragma unroll
@@ -234,90 +230,79 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
 
   // 2 union
   uint32_t cell[kEntries];
-  bool spilled[kEntries];
-#pragma unroll
-  for (int k = 0; k < kEntries; k++) spilled[k] = row[k] < kNothing;
   set.insert(slot, spilled, first_entry, cell);
-  __syncthreads();
+  if constexpr (!kTileEarly) load_tile();
 
   // 3 clock, 4 hit: an entry that caches one of the slots tells it its row.
-#pragma unroll
-  for (int k = 0; k < kEntries; k++) {
-    const int first = row[k] < kNothing ? set.first[cell[k]] : first_entry + k;
-    if (first != first_entry + k) row[k] = kRepeated + first;
-  }
-  const auto is_first = [](int32_t row) { return row < kNothing && row >= kRepeated + kMaxEntries; };
-  const auto look_up = [&](HotTile& hot, int e) {
+  Pair found{0, 0};  // misses, hits
+  const auto look_up = [&](const HotTile& hot, int e) {
+    int32_t cached[kTileEntries];
 #pragma unroll
     for (int k = 0; k < kTileEntries; k++) {
-      if (e + k >= usable) hot.slot[k] = kNothing;
+      cached[k] = e + k < usable && hot.slot[k] >= 0 ? hot.slot[k] : kNoSlot;
     }
-    int hit[kTileEntries];
-    set.find(hot.slot, hit);
+    const uint32_t hits = set.tell(cached, hot.row);
+    found.b += __popc(hits);
+    int age[kTileEntries];
 #pragma unroll
     for (int k = 0; k < kTileEntries; k++) {
-      if (e + k >= usable) continue;
-      if (hit[k] >= 0) w.row[hit[k]] = hot.row[k];
       const int32_t steps = int32_t(uint32_t(now) - uint32_t(hot.stamp[k]));
-      w.age[e + k] = hit[k] >= 0 ? 0 : uint16_t(min(max(steps, 1), kMaxAge));
+      age[k] = (hits >> k & 1) || e + k >= usable ? 0 : min(max(steps, 1), kMaxAge);
     }
+    *reinterpret_cast<ushort4*>(w.age + e) =
+        ushort4{uint16_t(age[0]), uint16_t(age[1]), uint16_t(age[2]), uint16_t(age[3])};
   };
-  look_up(tile, tid * kTileEntries);
+  if (tid * kTileEntries < usable) look_up(tile, tid * kTileEntries);
+#pragma unroll 1
   for (int e = kTile + tid * kTileEntries; e < usable; e += kTile) {
-    HotTile later;
-    later.load(hot_slot, hot_stamp, hot_rows, e, usable, aligned);
-    look_up(later, e);
+    tile.load(hot_slot, hot_stamp, hot_rows, e, usable, aligned);
+    look_up(tile, e);
   }
   __syncthreads();
-  cluster_arrive();
+  if (blocks > 1) cluster_arrive();
 
-  // 5 misses, in order. Their lists lie where the hash was.
-  Pair found{0, 0};  // misses, hits
+  // 5 misses, in order
+  bool missed[kEntries];
 #pragma unroll
   for (int k = 0; k < kEntries; k++) {
-    if (!is_first(row[k])) continue;
-    const bool hit = w.row[first_entry + k] >= 0;
-    found.a += !hit;
-    found.b += hit;
+    missed[k] = spilled[k] && set.value[cell[k]] == kFirst + first_entry + k;
+    found.a += missed[k];
   }
   const Prefix order = block_prefix(found, w.evict->warp[1]);
   const int misses = order.total.a, hits = order.total.b;
   int j = order.before.a;
 #pragma unroll
   for (int k = 0; k < kEntries; k++) {
-    if (is_first(row[k]) && w.row[first_entry + k] < 0) {
-      w.miss[j] = uint16_t(first_entry + k);
-      w.miss_row[j] = kNothing - 1 - row[k];
-      w.miss_slot[j] = selection[first_entry + k];  // again: in L1, and no register is left
-      j++;
-    }
+    if (!missed[k]) continue;
+    w.miss_cell[j] = uint16_t(cell[k]);
+    w.miss_row[j] = kNothing - 1 - row[k];
+    j++;
   }
   __syncthreads();
 
   // The first reads start before their victims are known: that time is hidden behind the link's latency.
   const int victims = min(misses, usable - hits);
-  const MissRows mine{w.miss_row, w.victim_row, rank, blocks};
+  const MissRows mine{w.miss_row, w.miss_cell, set.value, rank, blocks};
   const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
   const bool lists = p.miss_rows != nullptr && victims < p.split_below;
   const int chunks = lists ? p.leader_chunks : p.planes.chunks;
   const int total = p.reads_rows ? rows * chunks : 0;
   const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, chunks, total, kThreads};
-  constexpr int kEarly = kEntries <= 4 ? 3 : 1;  // chunks of a thread: as many as registers are left for
+  constexpr int kEarly = kEntries <= 4 ? 2 : 1;  // chunks of a thread: as many as registers are left for
   int4 chunk[kEarly];
   gather.load(tid, chunk);
 
-  cluster_wait();
-  for (int e = tid; writes && e < usable; e += kThreads) {
+  if (writes && blocks > 1) cluster_wait();
+  for (int e = tid; writes && e < usable; e += kThreads) {  // side by side: a store of a warp is one access
     if (w.age[e] == 0) hot_stamp[e] = now;
   }
   if (victims > 0) {
     const Evict::Threshold last = Evict::select(w.age, usable, victims, *w.evict);
     Evict::visit(w.age, usable, last, *w.evict, [&](int j, int e) {
-      const int device_row = hot_rows[e];  // read before: in L1
-      w.victim_row[j] = device_row;
-      w.row[w.miss[j]] = device_row;
+      const int device_row = hot_rows[e], taken = w.miss_cell[j];
+      set.value[taken] = device_row;
       if (writes) {
-        hot_slot[e] = w.miss_slot[j];
+        hot_slot[e] = set.key[taken];
         hot_stamp[e] = now;
         if (lists) p.miss_rows[int64_t(batch) * p.miss_stride + j] = {w.miss_row[j], device_row};
       }
@@ -328,8 +313,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
 #pragma unroll
     for (int k = 0; k < kEntries; k++) {
       if (first_entry + k >= p.entries) continue;
-      const int first = is_first(row[k]) ? first_entry + k : row[k] - kRepeated;
-      out[first_entry + k] = row[k] < kNothing ? w.row[first] : row[k];
+      out[first_entry + k] = spilled[k] ? max(set.value[cell[k]], kNothing) : row[k];
     }
     if (tid == 0) {
       if (t >= 0) p.clock[t] = now;
@@ -343,6 +327,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   // 6 fetch
   gather.store(tid, chunk);
   gather.run(tid + kThreads * kEarly);
+  if (!writes && blocks > 1) cluster_wait();
 }
 
 }  // namespace hisparse

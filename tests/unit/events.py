@@ -12,7 +12,7 @@ from tests.unit.fake_server import FakeServer, Sequence, Sizes, snapshot
 
 T = TypeVar("T")
 
-WATERMARKS = [(0.85, 0.95), (0.0, 0.0), (0.0, 1.0), (0.3, 0.6), (0.5, 0.5), (1.0, 1.0)]
+WATERMARKS = [(0.85, 0.99), (0.0, 0.0), (0.0, 1.0), (0.3, 0.6), (0.5, 0.5), (1.0, 1.0)]
 
 
 def any_sizes(one_of: Callable[[list[T]], T]) -> Sizes:

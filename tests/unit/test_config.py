@@ -26,7 +26,7 @@ def refused(text: str) -> str:
 def test_one_key_is_enough() -> None:
     config = read()
     assert config == HiSparseConfig(host_pool_gib=64)
-    assert (config.low_watermark, config.high_watermark, config.selector) == (0.85, 0.95, "auto")
+    assert (config.low_watermark, config.high_watermark, config.selector) == (0.85, 0.99, "auto")
     assert (config.audit, config.force_spill, config.hot_rows) == ("off", 0.0, None)
 
 
@@ -152,11 +152,11 @@ def test_cleaning_starts_before_spilling() -> None:
     message = refused('{"host_pool_gib": 64, "low_watermark": 0.9, "high_watermark": 0.8}')
     assert message == (
         "--hisparse-config: low_watermark 0.9 is above high_watermark 0.8; cleaning has to start before spilling, "
-        "for example 0.85 and 0.95"
+        "for example 0.85 and 0.99"
     )
-    read(low_watermark=0.85, high_watermark=0.95)
-    assert "low_watermark 0.97 is above high_watermark 0.95" in refused(
-        '{"host_pool_gib": 64, "low_watermark": 0.97}'
+    read(low_watermark=0.85, high_watermark=0.99)
+    assert "low_watermark 0.995 is above high_watermark 0.99" in refused(
+        '{"host_pool_gib": 64, "low_watermark": 0.995}'
     ), "the default counts too"
 
 

@@ -10,11 +10,11 @@ Both make outputs meaningless and are refused without `--load-format dummy`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sglang_hisparse.options import check_choice, check_number, check_whole, read_object
 
 REPLAY = "SGLANG_HISPARSE_BENCH_REPLAY"
 NO_COPY = "SGLANG_HISPARSE_BENCH_NO_COPY"
@@ -45,35 +45,21 @@ class ReplayOptions:
     @classmethod
     def from_json(cls, text: str) -> ReplayOptions:
         """Parse `text`; ValueError names the key, what was given and what is possible."""
-        try:
-            given = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f'{REPLAY} is not JSON ({error}): {text!r}. Example: \'{{"overlap": 0.70, "tail": 1.05}}\''
-            ) from None
-        if not isinstance(given, dict):
-            raise ValueError(f"{REPLAY} must be a JSON object, not {given!r}")
         known = [field.name for field in dataclasses.fields(cls)]
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"{REPLAY}: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
+        given = read_object(text, REPLAY, known, '{"overlap": 0.70, "tail": 1.05}')
         options = cls(**given)
         options.check()
         return options
 
     def check(self) -> None:
         """ValueError where a value is out of its range."""
-        _number("overlap", self.overlap, 0, 1)
-        _number("tail", self.tail, 0.05, 8)
-        if isinstance(self.unit, bool) or self.unit not in UNITS:
-            shown = ", ".join(str(unit) for unit in UNITS)
-            raise ValueError(f"{REPLAY}: unit must be one of {shown}, not {self.unit!r}")
-        _whole("seed", self.seed, 0, 2**32 - 1)
-        _whole("context", self.context, 1, 1 << 24)
-        _whole("steps", self.steps, 1, 1 << 16)
-        _whole("variants", self.variants, 1, 256)
+        check_number(REPLAY, "overlap", self.overlap, 0, 1)
+        check_number(REPLAY, "tail", self.tail, 0.05, 8)
+        check_choice(REPLAY, "unit", self.unit, UNITS)
+        check_whole(REPLAY, "seed", self.seed, 0, 2**32 - 1)
+        check_whole(REPLAY, "context", self.context, 1, 1 << 24)
+        check_whole(REPLAY, "steps", self.steps, 1, 1 << 16)
+        check_whole(REPLAY, "variants", self.variants, 1, 256)
 
     def check_selection(self, top_k: int, context: int) -> None:
         """ValueError where steps of `top_k` positions cannot be drawn from `context` ones."""
@@ -117,13 +103,3 @@ class BenchmarkAids:
 def asked(environment: Mapping[str, str]) -> bool:
     """True where `environment` names an aid. Never raises."""
     return environment.get(REPLAY, "") != "" or environment.get(NO_COPY, "") not in ("", "0")
-
-
-def _number(name: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ValueError(f"{REPLAY}: {name} must be a number from {low:g} to {high:g}, not {value!r}")
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{REPLAY}: {name} must be a whole number from {low} to {high}, not {value!r}")

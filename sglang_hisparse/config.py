@@ -6,10 +6,13 @@ Stock SGLang parses that string only together with `--enable-hisparse`; the key 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from dataclasses import dataclass
 from typing import Any
+
+from sglang_hisparse.options import check_choice, check_number, read_object
+
+OPTION = "--hisparse-config"
 
 PAGE = 64
 """Slots of a page: the unit of residency, and SGLang's --page-size."""
@@ -44,7 +47,7 @@ class HiSparseConfig:
     host_pool_gib: float
     hot_rows: int | None = None
     low_watermark: float = 0.85
-    high_watermark: float = 0.95
+    high_watermark: float = 0.99
     selector: str = "auto"
     page_size: int | None = None
     top_k: int | None = None
@@ -57,22 +60,8 @@ class HiSparseConfig:
     @classmethod
     def from_json(cls, text: str) -> HiSparseConfig:
         """Parse `text`; ValueError names the key, what was given and what is possible."""
-        try:
-            given = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"--hisparse-config is not JSON ({error}): {text!r}. Example: '{{\"host_pool_gib\": 64}}'"
-            ) from None
-        if not isinstance(given, dict):
-            raise ValueError(f"--hisparse-config must be a JSON object, not {given!r}")
         known = [field.name for field in dataclasses.fields(cls)]
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(
-                    f"--hisparse-config: unknown key {key!r}.{hint} Known keys: {', '.join(known)}"
-                )
+        given = read_object(text, OPTION, known, '{"host_pool_gib": 64}')
         if "host_pool_gib" not in given:
             raise ValueError("--hisparse-config: host_pool_gib (GiB of pinned host memory) is required")
         config = cls(**given)
@@ -81,18 +70,18 @@ class HiSparseConfig:
 
     def check(self) -> None:
         """ValueError where a value is out of its range."""
-        _number("host_pool_gib", self.host_pool_gib, 0, 1 << 20)
-        _number("low_watermark", self.low_watermark, 0, 1)
-        _number("high_watermark", self.high_watermark, 0, 1)
-        _number("force_spill", self.force_spill, 0, 1)
+        check_number(OPTION, "host_pool_gib", self.host_pool_gib, 0, 1 << 20)
+        check_number(OPTION, "low_watermark", self.low_watermark, 0, 1)
+        check_number(OPTION, "high_watermark", self.high_watermark, 0, 1)
+        check_number(OPTION, "force_spill", self.force_spill, 0, 1)
         if self.low_watermark > self.high_watermark:
             raise ValueError(
                 f"--hisparse-config: low_watermark {self.low_watermark} is above high_watermark "
-                f"{self.high_watermark}; cleaning has to start before spilling, for example 0.85 and 0.95"
+                f"{self.high_watermark}; cleaning has to start before spilling, for example 0.85 and 0.99"
             )
-        _choice("selector", self.selector, SELECTORS)
-        _choice("spill_order", self.spill_order, SPILL_ORDERS)
-        _choice("audit", self.audit, AUDITS)
+        check_choice(OPTION, "selector", self.selector, SELECTORS)
+        check_choice(OPTION, "spill_order", self.spill_order, SPILL_ORDERS)
+        check_choice(OPTION, "audit", self.audit, AUDITS)
         if not isinstance(self.resident_graphs, bool):
             raise ValueError(
                 f"--hisparse-config: resident_graphs must be true or false, not {self.resident_graphs!r}"
@@ -111,7 +100,7 @@ class HiSparseConfig:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
                 raise ValueError(f"--hisparse-config: {name} must be a positive whole number, not {value!r}")
         if self.page_size is not None:
-            _choice("page_size", self.page_size, QUEST_PAGES)
+            check_choice(OPTION, "page_size", self.page_size, QUEST_PAGES)
         if self.selector != "quest":
             for name in ("page_size", "top_k", "recent_tokens"):
                 if getattr(self, name) is not None:
@@ -135,14 +124,3 @@ def selects_us(text: str | None) -> bool:
     except (json.JSONDecodeError, RecursionError):
         return "host_pool_gib" in text
     return isinstance(given, dict) and "host_pool_gib" in given
-
-
-def _number(name: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ValueError(f"--hisparse-config: {name} must be a number from {low} to {high}, not {value!r}")
-
-
-def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices or isinstance(value, float):
-        shown = ", ".join(repr(c) for c in choices)
-        raise ValueError(f"--hisparse-config: {name} must be one of {shown}, not {value!r}")

@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", default="H200", help=f"{', '.join(GPUS)} (default: %(default)s)")
     add("--tp", type=whole, help="GPUs of one server, SGLang's --tp (default: 1; with --like-vllm 8)")
     add("--dp", type=whole, default=1, help="data-parallel replicas, SGLang's --dp (default: %(default)s)")
-    add(
-        "--dp-attention", action="store_true", help="the replicas share the --tp GPUs (--enable-dp-attention)"
-    )
+    add("--dp-attention", action="store_true", help="the replicas share the --tp GPUs (--attn-dp-size)")
     add("--context", type=whole, default=81920, help="tokens of a request (default: %(default)s)")
     add(
         "--host-pool-gib",

@@ -18,6 +18,7 @@ Resolve, for one request whose q rows of a step are one union (csrc/hisparse/res
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +62,28 @@ def map_pages(page_map: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """
     inside = (table >= 0) & (table < len(page_map))
     return torch.where(inside, page_map[torch.where(inside, table, 0).long()].clamp(min=0), 0).to(table.dtype)
+
+
+def set_entries(tables: HotTables, pages: Mapping[int, int], requests: Mapping[int, int]) -> None:
+    """page_map[page] = pages[page]; hot_index[row] = requests[row]."""
+    for table, values in ((tables.page_map, pages), (tables.hot_index, requests)):
+        if values:
+            at = torch.tensor(list(values.keys()), device=table.device)
+            table[at] = torch.tensor(list(values.values()), dtype=table.dtype, device=table.device)
+
+
+def set_lease(tables: HotTables, table: int, first: int, pages: Sequence[int]) -> None:
+    """`pages`: the device pages of hot table `table` now. What its entries cache from row `first` on is forgotten in
+    every group, and with `first` 0 its clock starts anew."""
+    device = tables.hot_rows.device
+    rows = torch.tensor(pages, dtype=torch.int32, device=device)[:, None] * PAGE
+    rows = rows + torch.arange(PAGE, dtype=torch.int32, device=device)
+    tables.hot_rows[table, : len(pages) * PAGE] = rows.view(-1)
+    tables.hot_len[table] = len(pages) * PAGE
+    tables.hot_slot[:, table, first:] = NOTHING
+    tables.hot_stamp[:, table, first:] = 0
+    if first == 0:
+        tables.clock[:, table] = 0
 
 
 def expand_blocks(

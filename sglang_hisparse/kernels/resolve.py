@@ -35,6 +35,11 @@ class MissList:
     rows: torch.Tensor
     count: torch.Tensor
 
+    @staticmethod
+    def bytes(batch: int, entries: int) -> int:
+        """Device memory of a list for `batch` requests of `entries` entries each."""
+        return 4 * batch * (2 * entries + 1)
+
     @classmethod
     def create(cls, batch: int, entries: int, device: torch.device | str) -> MissList:
         """For `batch` requests of `entries` entries each."""

@@ -29,7 +29,7 @@ def launch_flags(plan: Plan) -> list[str]:
     )  # SGLang divides by the attention groups
     flags = ["--model-path", inputs.model.path, "--tp", str(inputs.tp)]
     if inputs.dp > 1:
-        flags += ["--dp", str(inputs.dp), *(["--enable-dp-attention"] if inputs.dp_attention else [])]
+        flags += ["--attn-dp-size" if inputs.dp_attention else "--dp", str(inputs.dp)]
     return [
         *flags,
         *("--context-length", str(inputs.context)),

@@ -75,12 +75,8 @@ class Journal:
 
     def empty(self) -> bool:
         """True where the next forward needs nothing applied."""
-        return not (
-            self.page_values
-            or self.hot_reset
-            or self.row_tables
-            or any(b.to_host or b.to_device for b in self.batches)
-        )
+        first = self.batches[0]  # a second one is opened only behind copies
+        return not (self.page_values or self.hot_reset or self.row_tables or first.to_host or first.to_device)
 
     def drain(self) -> Journal:
         """Hand the pending changes over and start empty."""

@@ -106,16 +106,15 @@ class Planner(Room):
         if options.force_spill > 0:
             self._force()
         else:
-            keep = residency.device_pages - int(options.high_watermark * residency.device_pages)
-            if len(residency.free_device) < keep:
-                self.make_room(min(keep, len(residency.free_device) + self.gain()))
-            low = residency.device_pages - int(options.low_watermark * residency.device_pages)
-            if len(residency.free_device) < low:
+            free = len(residency.free_device)
+            if free < self.free_at_high:
+                self.make_room(min(self.free_at_high, free + self.gain(self.free_at_high - free)))
+            if len(residency.free_device) < self.free_at_low:
                 if residency.hot_pages:
                     self._exchange()  # of what earlier steps cleaned, so that nothing waits for a copy
                 self._clean_ahead(options.clean_per_step)
             elif residency.hot_pages or residency.spilled_pages() > residency.idle_spilled:
-                self._bring_back(len(residency.free_device) - low)
+                self._bring_back(len(residency.free_device) - self.free_at_low)
         if residency.hot_pages:
             self._grow_hot()
 
@@ -195,26 +194,30 @@ class Planner(Room):
 
     def _grow_hot(self) -> None:
         """Lease up to `hot_max` where device pages are free above the high watermark's reserve."""
-        residency = self.residency
-        reserve = residency.device_pages - int(self.options.high_watermark * residency.device_pages)
+        residency, most = self.residency, self.options.hot_max
         for request in residency.requests.values():
-            spare = len(residency.free_device) - reserve
-            wanted = min(self.options.hot_max, request.spilled)
-            if request.lease is not None and spare > 0 and wanted > request.hot_pages():
-                self._resize_lease(request, min(wanted, request.hot_pages() + spare))
+            spare = len(residency.free_device) - self.free_at_high
+            if spare <= 0:
+                return
+            if request.lease is not None and min(most, request.spilled) > len(request.lease.pages):
+                self._resize_lease(request, min(most, request.spilled, len(request.lease.pages) + spare))
 
     def _exchange(self) -> None:
         """Under pressure hot rows grow in exchange for pages that the host has already, since they are worth more
         (room.py): pages of the same request, or, where it has none left, of the one that has most. One request a
         step, in turns, because this looks at its pages."""
         residency, options = self.residency, self.options
+        if not residency.clean_pages:
+            return
         requests = [request for request in residency.requests.values() if not request.stale]
         wanting = [
             request
             for request in requests
-            if request.lease is not None and min(options.hot_max, request.spilled) > request.hot_pages()
+            if request.lease is not None
+            and len(request.lease.pages) < options.hot_max
+            and len(request.lease.pages) < request.spilled
         ]
-        if not wanting or not residency.clean_pages:
+        if not wanting:
             return
         self.turn += 1
         request = wanting[self.turn % len(wanting)]

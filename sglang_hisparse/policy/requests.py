@@ -19,14 +19,15 @@ class Lease:
 class Request:
     """One request that holds KV.
 
-    `row` is its row of SGLang's req_to_token table; `pages[i]` holds positions 64*i to 64*i+63; `length`
-    counts the tokens that have a slot. `most_pages`: pages at its longest; `prompt_pages`: of its prompt;
-    `prefill_pages`: device pages that it needs at once while the prompt is prefilled.
+    `row` is its row of SGLang's req_to_token table; `pages[i]` holds positions 64*i to 64*i+63; `length` counts the
+    tokens that had a slot when the last page was added, or more.
+    `most_pages`: pages at its longest; `prompt_pages`: of its prompt; `prefill_pages`: device pages that it needs at
+    once while the prompt is prefilled.
     `spilled` counts its pages without a device page, `private` its pages with a device page that nobody else
     reads, `fresh` those of `private` that the forward being prepared writes for the first time.
     `order` holds indices of `pages` in the order in which they leave the device, as of reading `sorted_at` of the
     heat; empty while they leave by position. Its first page (the attention sink) leaves last and is not in it. The
-    first `looked_at` places of the order were looked at by cleaning ahead.
+    first `looked_at` places of the order were looked at by cleaning ahead; the first `gone` ones have no device page.
     """
 
     row: int
@@ -41,6 +42,7 @@ class Request:
     order: list[int] = field(default_factory=list)
     sorted_at: int = -1
     looked_at: int = 0
+    gone: int = 0
     lease: Lease | None = None
     stale: bool = False
     """its row was rewritten by the radix tree: `pages` must be read again before use"""

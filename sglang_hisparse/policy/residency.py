@@ -64,6 +64,10 @@ class Residency:
         self.clean_pages: OrderedDict[int, None] = OrderedDict()  # host copies that can be given up
         self.fresh: set[int] = set()
         self.pinned: set[int] = set()
+        self.may_be_stale = False  # where False, no request is
+        self.grown: dict[
+            Request, None
+        ] = {}  # got spilled pages, or lost hot rows: all that may lack hot rows
         if self.heat is not None:
             self.heat.clear()
 
@@ -110,7 +114,7 @@ class Residency:
             raise AssertionError(f"page {page} was released twice")
         for request in list(self.readers[page]):
             self._detach_page(request, page)
-            request.stale = True
+            request.stale = self.may_be_stale = True
             if request.lease is not None:  # its hot rows may cache slots of this page: their owner changes
                 self.journal.reset_hot(request.lease.table, 0)
         if self.device[page] >= 0:
@@ -146,9 +150,11 @@ class Residency:
                 else:
                     self.idle_spilled -= 1
                     request.spilled += 1
+                    self.grown[request] = None
             else:
                 if not on_device:
                     request.spilled += 1
+                    self.grown[request] = None
                 elif len(readers) == 2:
                     self._leave_private(readers[0], page)
                     self._enter_shared(page)
@@ -194,7 +200,8 @@ class Residency:
             if request in self.readers[page]:
                 self._detach_page(request, page)
         request.pages = []
-        request.order, request.sorted_at, request.looked_at = [], -1, 0
+        self.grown.pop(request, None)
+        request.order, request.sorted_at, request.looked_at, request.gone = [], -1, 0, 0
         request.stale = False
 
     # -- moves -----------------------------------------------------------------------------------------------
@@ -239,6 +246,7 @@ class Residency:
             self._leave_shared(page)
         for request in readers:
             request.spilled += 1
+            self.grown[request] = None
         self.spilled += 1
 
     def restore(self, page: int) -> None:
@@ -251,6 +259,7 @@ class Residency:
         readers = self.readers[page]
         for request in readers:
             request.spilled -= 1
+            request.gone = 0
         if not readers:
             self.idle_spilled -= 1
             self._enter_idle(page)
@@ -298,4 +307,6 @@ class Residency:
             alone = [p for p in mine if self.device[p] >= 0 and len(self.readers[p]) == 1]
             assert request.spilled == sum(self.device[p] < 0 for p in mine), f"spilled, row {request.row}"
             assert request.private == len(alone), f"private, row {request.row}"
+            gone = [request.pages[request.place(n)] for n in range(request.gone)]
+            assert all(self.device[p] < 0 or p not in mine for p in gone), f"gone, row {request.row}"
             assert request.fresh == sum(p in self.fresh for p in alone), f"fresh, row {request.row}"

@@ -48,11 +48,25 @@ class Room:
     """Leases of hot rows, and making room, over one `Residency`. Deterministic: depends on counts and order only."""
 
     def __init__(self, residency: Residency, options: PlannerOptions) -> None:
-        self.residency, self.options = residency, options
+        self.residency = residency
+        self.options = options
         self.free_tables = list(range(options.tables - 1, -1, -1))
         self.heat = Heat() if options.spill_order == "heat" else None
         residency.heat = self.heat
         self.turn = 0  # of the requests whose hot rows grow under pressure
+
+    @property
+    def options(self) -> PlannerOptions:
+        """May be replaced between two steps."""
+        return self._options
+
+    @options.setter
+    def options(self, options: PlannerOptions) -> None:
+        pages = self.residency.device_pages
+        self._options = options
+        self.free_at_low = pages - int(options.low_watermark * pages)
+        self.free_at_high = pages - int(options.high_watermark * pages)
+        """device pages that are free where use is at a watermark"""
 
     # -- hot leases ------------------------------------------------------------------------------------------
 
@@ -75,12 +89,22 @@ class Room:
         while len(lease.pages) > pages:
             residency.free_device.append(lease.pages.pop())
         residency.hot_pages += pages - before
+        if pages < before:
+            residency.grown[request] = None
         if pages != before:
             journal.reset_hot(lease.table, min(pages, before))
         if pages == 0:
             journal.row_tables[request.row] = -1
             self.free_tables.append(lease.table)
             request.lease = None
+
+    def lacking(self, requests: Iterable[Request | None]) -> list[Request]:
+        """Those of `requests` that have too few hot rows to decode. Looks at them only where one may have."""
+        grown = self.residency.grown
+        for request in list(grown) if grown else ():
+            if request.hot_pages() >= self.least_hot(request.spilled):
+                del grown[request]
+        return [request for request in requests if request in grown] if grown else []
 
     def _excess_hot(self, request: Request) -> int:
         return max(0, request.hot_pages() - self.least_hot(request.spilled))
@@ -93,31 +117,41 @@ class Room:
     def _gain_order(self, requests: Iterable[Request] | None = None) -> list[tuple[Request, int]]:
         """`requests` (all of them) and how many of their pages may leave (a lower bound), by what that would gain,
         best first; ties by row."""
-        residency = self.residency
-        requests = list(residency.requests.values() if requests is None else requests)
-        movable = {request.row: request.movable() for request in requests}
+        residency, hot_min = self.residency, self.options.hot_min
+        pinned: dict[Request, int] = {}
         for page in residency.pinned:
             if residency.device[page] >= 0 and len(residency.readers[page]) == 1:
-                row = residency.readers[page][0].row
-                if row in movable:
-                    movable[row] = max(0, movable[row] - 1)
-        order = [(request, movable[request.row]) for request in requests]
-        return sorted(order, key=lambda pair: (self._hot_cost(*pair) - pair[1], pair[0].row))
+                reader = residency.readers[page][0]
+                pinned[reader] = pinned.get(reader, 0) + 1
+        order = []
+        for request in residency.requests.values() if requests is None else requests:
+            movable, spilled = request.movable(), request.spilled
+            if request in pinned:
+                movable = max(0, movable - pinned[request])
+            cost = min(hot_min, spilled + movable) - spilled if spilled < hot_min else 0
+            order.append((cost - movable, request.row, request, movable))
+        order.sort()
+        return [(request, movable) for _, _, request, movable in order]
 
-    def gain(self) -> int:
-        """Device pages that `make_room` could free now without touching shared pages, beyond the free ones.
-        Changes nothing. O(requests + pages of the coming forward)."""
+    def gain(self, enough: int | None = None) -> int:
+        """Device pages that `make_room` could free now without touching shared pages, beyond the free ones; where it
+        is `enough` or more, maybe less than all. Changes nothing. O(requests + pages of the coming forward)."""
         residency = self.residency
         room, tables = residency.host_room(), len(self.free_tables)
         gained = 0
         for request in residency.requests.values():
-            gained += self._excess_hot(request)
-            tables += request.lease is not None and request.spilled == 0
+            if request.lease is not None:
+                gained += max(0, len(request.lease.pages) - min(self._options.hot_min, request.spilled))
+                tables += request.spilled == 0
         stay = residency.fresh | residency.pinned
         idle = len(residency.idle) - sum(page in residency.idle for page in stay)
         moved = min(idle, room)
         gained, room = gained + moved, room - moved
+        if enough is not None and gained >= enough:
+            return gained
         for request, movable in self._gain_order():
+            if enough is not None and gained >= enough:
+                break
             count = min(movable, room)
             net = count - self._hot_cost(request, count)
             needs_table = net < count and min(request.spilled, request.hot_pages()) == 0
@@ -133,21 +167,26 @@ class Room:
         if heat is not None and request.sorted_at != heat.readings:
             closed = range(1, len(pages) - OPEN_PAGES)
             request.order = sorted(closed, key=lambda index: heat.of(pages[index]))
-            request.sorted_at, request.looked_at = heat.readings, 0
+            request.sorted_at, request.looked_at, request.gone = heat.readings, 0, 0
 
-    def _leaving(self, request: Request) -> Iterator[int]:
-        """Pages of `request` that are not open, coldest first: by heat or oldest first, its first page last."""
+    def _leaving(self, request: Request, first: int = 0) -> Iterator[int]:
+        """Pages of `request` that are not open, from the `first` on, coldest first: by heat or oldest first, its first
+        page last."""
         self._sort(request)
         last = len(request.pages) - OPEN_PAGES
-        for n in range(last - 1):
+        for n in range(first, last - 1):
             yield request.pages[request.place(n)]
         if last > 0:
             yield request.pages[0]
 
     def _movable_pages(self, request: Request) -> Iterator[int]:
         """Pages of `request` that only it reads and that may leave, coldest first."""
-        residency = self.residency
-        for page in self._leaving(request):
+        residency, pages = self.residency, request.pages
+        self._sort(request)
+        last = len(pages) - OPEN_PAGES - 1
+        while request.gone < last and residency.device[pages[request.place(request.gone)]] < 0:
+            request.gone += 1
+        for page in self._leaving(request, request.gone):
             if self._may_leave(page) and residency.readers[page] == [request]:
                 yield page
 
@@ -164,11 +203,12 @@ class Room:
         stays gained."""
         residency = self.residency
 
+        if pages <= len(residency.free_device):
+            return True
+
         def missing() -> int:
             return pages - len(residency.free_device)
 
-        if missing() <= 0:
-            return True
         self._spill_idle(missing())
         for request, _ in self._gain_order() if missing() > 0 else ():
             if missing() <= 0:

@@ -9,7 +9,7 @@ Order under pressure: spill, then evict from the radix tree, then (by SGLang) re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from sglang.srt.runtime_context import get_memory
 from sglang.srt.utils import get_num_new_pages
 
 from sglang_hisparse.config import PAGE
-from sglang_hisparse.policy import Request
 from sglang_hisparse.seams.admission import TieredPrefillBudget
 from sglang_hisparse.seams.lifecycle import RequestLifecycle
 from sglang_hisparse.seams.runtime import runtime
@@ -90,11 +89,15 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        count = sum(length % PAGE == 1 for length in seq_lens_cpu.tolist())
-        if not self.ensure_device(count):
+        assert self.tier is not None
+        if len(self.tier.residency.free_device) < len(seq_lens_cpu) and not self.ensure_device(
+            sum(length % PAGE == 1 for length in seq_lens_cpu.tolist())
+        ):
             return None
+        before = self.available_size()
         out = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
-        if out is not None:
+        count = (before - self.available_size()) // PAGE
+        if count:
             self._took(count)
         return out
 
@@ -140,6 +143,8 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         """Free `pages` device pages: spill first, then evict from the radix tree. False where that cannot be."""
         assert self.tier is not None
         planner, residency = self.tier.planner, self.tier.residency
+        if pages <= len(residency.free_device):
+            return True
         while not planner.make_room(pages):
             if (
                 self._tree is None
@@ -157,6 +162,8 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
         """Make `num_tokens` logical slots available, as stock does; device pages follow when pages are taken."""
         self._tree = tree_cache
+        if self.available_size() >= num_tokens:
+            return None  # what stock answers too, only sooner
         return super().evict_to_free_tokens(tree_cache, num_tokens)
 
     def check_decode_capacity(
@@ -164,24 +171,20 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
     ) -> bool:
         """Whether the next decode step fits: new pages, and the hot rows of what is spilled."""
         assert self.tier is not None and self.lifecycle is not None
+        planner, residency = self.tier.planner, self.tier.residency
         self.lifecycle.refresh()
-        self.evict_to_free_tokens(tree_cache, num_tokens)
+        self._tree = tree_cache
         if self.available_size() < num_tokens:
-            return False
-        for request in self._lacking(requests or ()):
-            short = self.tier.planner.least_hot(request.spilled) - request.hot_pages()
-            if not self.ensure_device(short) or not self.tier.planner.prepare_decode(request):
+            self.evict_to_free_tokens(tree_cache, num_tokens)
+            if self.available_size() < num_tokens:
                 return False
+        if residency.grown:
+            decoding = (residency.requests.get(req.kv.req_pool_idx) for req in requests or ())
+            for request in planner.lacking(decoding):
+                short = planner.least_hot(request.spilled) - request.hot_pages()
+                if not self.ensure_device(short) or not planner.prepare_decode(request):
+                    return False
         return self.ensure_device(-(-num_tokens // PAGE))
-
-    def _lacking(self, requests: Iterable[Any]) -> list[Request]:
-        """Those of SGLang's `requests` that lack hot rows to decode. O(1) where all pages of requests are in HBM."""
-        assert self.tier is not None
-        residency, planner = self.tier.residency, self.tier.planner
-        if residency.spilled_pages() == residency.idle_spilled:
-            return []
-        decoding = (self.tier.request_of(req.kv.req_pool_idx) for req in requests)
-        return [r for r in decoding if r is not None and r.hot_pages() < planner.least_hot(r.spilled)]
 
 
 def paged_allocator_class(original: Callable[..., Any], platform: Any) -> type | None:

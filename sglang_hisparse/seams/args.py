@@ -234,11 +234,11 @@ def _check_resident(args: Any) -> None:
             "the older top-k reads another page table",
             f"Unset SGLANG_OPT_USE_TOPK_V2, {without}",
         )
-    if args.enable_dp_attention:
+    if args.attn_dp_size > 1:  # also where --enable-dp-attention was given
         raise refuse(
-            f"{option} and --enable-dp-attention",
+            f"{option} and --attn-dp-size {args.attn_dp_size}",
             "ranks with other requests would replay another graph, and their collectives would not meet",
-            f"Drop --enable-dp-attention, {without}",
+            f"Drop --attn-dp-size, {without}",
         )
     if args.enable_return_indexer_topk:
         raise refuse(

@@ -15,6 +15,7 @@ from sglang_hisparse.seams.lifecycle import RequestLifecycle, longest_prefill_of
 from sglang_hisparse.seams.read_check import ENABLED as READ_CHECK
 from sglang_hisparse.seams.read_check import ReadCheck
 from sglang_hisparse.seams.runtime import runtime
+from sglang_hisparse.seams.sizing import largest_decode_graph
 from sglang_hisparse.tier.host_tier import HostTier
 
 logger = logging.getLogger(__name__)
@@ -28,14 +29,16 @@ def build_tier(result: None, runner: Any) -> None:
     assert runtime.config is not None and runtime.selector is not None
     verify()  # other plugins' hooks are in place by now
     pool, requests = runner.token_to_kv_pool, runner.req_to_token_pool
+    device = torch.device(requests.req_to_token.device)
     tier = HostTier(
         config=runtime.config,
         capacity=runtime.capacity,
         selector=runtime.selector,
         buffers=pool.tier_buffers(),
         request_rows=requests.req_to_token.shape[0],
-        device=torch.device(requests.req_to_token.device),
+        device=device,
         copy_rows=not runtime.aids.no_copy,
+        follower_batch=largest_decode_graph() if device.type == "cuda" else None,
     )
     chunk = get_schedule().chunked_prefill_size
     lifecycle = RequestLifecycle(tier, requests, chunk if chunk and chunk > 0 else None)
@@ -51,10 +54,8 @@ def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -
     """On the forward stream, outside graphs: page map, leases and copies for this forward."""
     if runtime.tier is None or runner.is_draft_worker:
         return
-    rows = None
-    if forward_batch.forward_mode.is_decode() and forward_batch.req_pool_indices_cpu is not None:
-        rows = forward_batch.req_pool_indices_cpu.tolist()
-    runtime.tier.begin_forward(rows)
+    decodes = forward_batch.forward_mode.is_decode()
+    runtime.tier.begin_forward(forward_batch.req_pool_indices_cpu if decodes else None)
 
 
 def limit_input(result: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:

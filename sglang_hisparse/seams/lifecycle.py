@@ -45,27 +45,23 @@ class RequestLifecycle:
         self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor
     ) -> None:
         """Rows got slots up to these lengths: give them the pages that the allocator just handed out, in order."""
-        planner, requests = self.tier.planner, self.tier.residency.requests
+        planner, residency = self.tier.planner, self.tier.residency
+        if not (self._taken or self._opening or residency.may_be_stale):
+            return  # every request stays within its page: what nearly every decode step consists of
         for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
-            request = requests.get(row)
-            if (
-                request is not None
-                and length == request.length + 1
-                and length % PAGE != 1
-                and not request.stale
-            ):
-                request.length = length  # a decode step within a page: what nearly every call consists of
-                continue
+            request = residency.requests.get(row)
             if request is None:
                 request = self._opening.popleft()
                 planner.rename(request, row)
-            count = ceil_pages(length) - ceil_pages(request.length)
-            pages = [self._taken.popleft() for _ in range(count)]
+            count = -(-length // PAGE) - -(-request.length // PAGE)
             request.length = length
+            if count == 0 and not request.stale:
+                continue
+            pages = [self._taken.popleft() for _ in range(count)]
             if request.stale:
                 planner.reread(request, self._row_pages(request))
             else:
-                self.tier.residency.attach(request, pages)
+                residency.attach(request, pages)
         if self._taken or self._opening:
             raise RuntimeError(
                 f"HiSparse: {len(self._taken)} allocated pages and {len(self._opening)} requests found no row; the "
@@ -95,9 +91,13 @@ class RequestLifecycle:
 
     def refresh(self) -> None:
         """Read back the rows that the radix tree rewrote."""
-        for request in self.tier.residency.requests.values():
+        residency = self.tier.residency
+        if not residency.may_be_stale:
+            return
+        for request in residency.requests.values():
             if request.stale:
                 self.tier.planner.reread(request, self._row_pages(request))
+        residency.may_be_stale = False
 
     def _row_pages(self, request: Request) -> list[int]:
         row = self.pool.req_to_token[request.row, : request.length : PAGE]

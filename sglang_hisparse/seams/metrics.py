@@ -79,17 +79,21 @@ class Publisher:
         )
 
     def write(self, tier: HostTier) -> None:
-        """Bring every series to what `samples` says."""
+        """Bring every series to what `samples` says. Most have not changed since the last time."""
         for name, value, number in samples(tier):
             metric, key = self._families[name], (name, value)
+            before = self._written.get(key)
+            if before == number:
+                continue
             child = self._children.get(key)
             if child is None:
                 labels = {**self._labels, metric.label: value} if metric.label else self._labels
                 child = self._children[key] = self._created[name].labels(**labels)
             if metric.kind == COUNTER:
-                more = number - self._written.get(key, 0)
-                if more > 0:
-                    child.inc(more)
-                    self._written[key] = number
+                counted = before or 0
+                if number > counted:
+                    child.inc(number - counted)
+                self._written[key] = max(number, counted)
             else:
                 child.set(number)
+                self._written[key] = number

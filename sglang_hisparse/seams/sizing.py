@@ -16,11 +16,12 @@ from sglang.srt.model_executor.pool_configurator import (
     DefaultPoolConfigurator,
     create_memory_pool_configurator,
 )
-from sglang.srt.runtime_context import get_parallel, get_schedule
+from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 
 from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_block, size_pools
 from sglang_hisparse.config import PAGE, HiSparseConfig
 from sglang_hisparse.kernels.pages import staging_bytes
+from sglang_hisparse.kernels.resolve import MissList
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.selectors.dsa import dsa_selector
@@ -39,9 +40,13 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     runtime.selector, token = _selector_and_bytes(configurator, runtime.config)
     chunk = max(0, get_schedule().chunked_prefill_size or 0)
     tiered_on_cuda = runtime.config.host_pool_gib > 0 and str(configurator.device).startswith("cuda")
-    staging = staging_bytes(PAGE * token.host) if tiered_on_cuda else 0
+    beside = 0
+    if tiered_on_cuda:
+        beside = staging_bytes(PAGE * token.host)
+        if any(len(layers) > 1 for layers in runtime.selector.groups):
+            beside += MissList.bytes(largest_decode_graph(), runtime.selector.top_k)
     capacity = size_pools(
-        budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - staging,
+        budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - beside,
         most_device_tokens=get_schedule().max_total_tokens,
         host_pool_gib=runtime.config.host_pool_gib,
         token=token,
@@ -62,6 +67,12 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
             logger.info(line)
         _warn(capacity)
     return config
+
+
+def largest_decode_graph() -> int:
+    """Requests of the largest decode graph that SGLang may capture."""
+    decode = get_exec().graph.cuda_graph_config.decode
+    return int(max(decode.bs or [decode.max_bs or 1]))
 
 
 def _warn(capacity: Capacity) -> None:

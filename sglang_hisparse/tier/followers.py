@@ -20,9 +20,10 @@ link is busy for longer than the compute that could hide it, and one long read a
 
 
 class FollowerFetch:
-    """One per tier on CUDA. `entries`: most entries that a request selects in one step."""
+    """One per tier on CUDA, for steps of up to `batch` requests that select up to `entries` entries each."""
 
     def __init__(self, batch: int, entries: int, device: torch.device, copy_rows: bool) -> None:
+        self.batch = batch
         self.misses = kernels.MissList.create(batch, entries, device)
         self._copy_rows = copy_rows
         self._stream = torch.cuda.Stream(device)

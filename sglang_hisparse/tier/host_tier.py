@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -45,8 +46,10 @@ class HostTier:
         request_rows: int,
         device: torch.device,
         copy_rows: bool = True,
+        follower_batch: int | None = None,
     ) -> None:
-        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle."""
+        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle. `follower_batch`: a step of
+        more requests fetches the rows of followers with those of the leader (None: of more than there are rows)."""
         self.config, self.capacity, self.selector, self.device = config, capacity, selector, device
         self.copy_rows = copy_rows
         has_host = capacity.host_pages > 0
@@ -89,7 +92,9 @@ class HostTier:
         self.selected = SelectionCounters(len(selector.groups), device)
         widest = max((len(layers) for layers in selector.groups), default=1)
         self.followers = (
-            FollowerFetch(request_rows, selector.top_k, device, copy_rows)
+            FollowerFetch(
+                min(request_rows, follower_batch or request_rows), selector.top_k, device, copy_rows
+            )
             if device.type == "cuda" and has_host and widest > 1
             else None
         )
@@ -97,49 +102,56 @@ class HostTier:
         self.resident_forwards = 0
         self.nothing_spilled = True
         """No request that the coming forward decodes has a spilled page"""
-        self._fused_maps = config.resident_graphs and device.type == "cuda"
-        if self._fused_maps:
+        if device.type == "cuda":
             map_kernel.prepare()  # not inside a capture
         self.most_running = 0
         self.deferred: dict[str, int] = {}
 
     # -- before every forward --------------------------------------------------------------------------------
 
-    def begin_forward(self, decode_rows: list[int] | None) -> None:
+    def begin_forward(self, decode_rows: torch.Tensor | Sequence[int] | None) -> None:
         """Apply what the scheduler decided since the last forward. On the forward stream, outside graphs.
 
-        `decode_rows`: request rows that this forward decodes (None: it does not decode). RuntimeError where one of
-        them lacks hot rows: serving it would read wrong rows.
+        `decode_rows`: request rows that this forward decodes, on the CPU (None: it does not decode). RuntimeError
+        where one of them lacks hot rows: serving it would read wrong rows.
         """
+        residency = self.residency
         if self.heat is not None and self.planner.heat is not None:
             counts = self.heat.poll()
             if counts is not None:
                 self.planner.heat.add(counts)
         self.planner.step()
         self._counted = False
-        requests = self.residency.requests
-        self.nothing_spilled = self.residency.spilled_pages() == 0 or self._lease_hot_rows(decode_rows)
-        journal = self.residency.forward_prepared()
-        if not journal.empty():
-            leases = {r.lease.table: r.lease.pages for r in requests.values() if r.lease is not None}
-            self.mover.apply(journal, leases)
+        self.nothing_spilled = residency.spilled_pages() == 0 or self._lease_hot_rows(decode_rows)
+        self.most_running = max(self.most_running, len(residency.requests))
+        if residency.pinned or not residency.journal.empty():
+            self._apply()
         if self.audit is not None:
             self._verify()
-        self.most_running = max(self.most_running, len(requests))
 
-    def _lease_hot_rows(self, decode_rows: list[int] | None) -> bool:
+    def _apply(self) -> None:
+        journal = self.residency.forward_prepared()
+        if not journal.empty():
+            leased = (r.lease for r in self.residency.requests.values() if r.lease is not None)
+            pages = {lease.table: lease.pages for lease in leased} if journal.hot_reset else {}
+            self.mover.apply(journal, pages)
+
+    def _lease_hot_rows(self, decode_rows: torch.Tensor | Sequence[int] | None) -> bool:
         """Lease what the coming forward needs to decode `decode_rows`. True where it needs nothing, and will not."""
-        requests = [self.residency.requests.get(row) for row in decode_rows or ()]
-        for request in requests:
-            if request is not None and not self.planner.prepare_decode(request):
-                raise RuntimeError(
-                    f"HiSparse: request row {request.row} decodes with {request.spilled} spilled pages, but only "
-                    f"{request.hot_pages()} hot pages could be leased. This is a bug in admission; please report it"
-                )
+        if decode_rows is None:
+            return False
+        planner, residency = self.planner, self.residency
+        rows = decode_rows.tolist() if isinstance(decode_rows, torch.Tensor) else decode_rows
+        while lacking := planner.lacking(residency.requests.get(row) for row in rows):
+            for request in lacking:
+                if not planner.prepare_decode(request):
+                    raise RuntimeError(
+                        f"HiSparse: request row {request.row} decodes with {request.spilled} spilled pages, but only "
+                        f"{request.hot_pages()} hot pages could be leased. This is a bug in admission; please report it"
+                    )
         # Making room for one may have spilled pages of another, so this comes last.
-        return decode_rows is not None and all(
-            request is not None and request.spilled == 0 and not request.stale for request in requests
-        )
+        requests = (residency.requests.get(row) for row in rows)
+        return all(request is not None and request.spilled == 0 and not request.stale for request in requests)
 
     def _verify(self) -> None:
         assert self.audit is not None
@@ -159,18 +171,11 @@ class HostTier:
 
         A slot of a page that is not resident gives -1 or less: callers know that there is none. Graph-safe.
         """
-        if self._fused_maps:
-            return map_kernel.map_rows(self.tables.page_map, slots)
-        page = torch.clamp(slots, min=0) >> 6
-        mapped = self.tables.page_map[page.long()].to(slots.dtype)
-        rows = (mapped << 6) | (slots & 63)
-        return torch.where(slots < 0, slots, rows)
+        return map_kernel.map_rows(self.tables.page_map, slots)
 
     def write_rows_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Slots that are about to be written (int64, never negative) -> device rows. Graph-safe."""
-        if self._fused_maps:
-            return map_kernel.map_rows(self.tables.page_map, slots)
-        return (self.tables.page_map[slots >> 6].to(slots.dtype) << 6) | (slots & 63)
+        return map_kernel.map_rows(self.tables.page_map, slots)
 
     def device_table_of(self, table: torch.Tensor) -> torch.Tensor:
         """Page table of logical pages, int32 [rows, pages] -> the same of device pages, for rows whose pages are all
@@ -195,13 +200,16 @@ class HostTier:
         self._counted = True
         self.resident_forwards += 1
         if lengths is not None:
-            self.selected.resident_aside += int(lengths.clamp(max=self.selector.top_k).sum())
+            most = self.selector.top_k
+            self.selected.resident_aside += sum(n if n < most else most for n in lengths.tolist())
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
         leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
         split = self.followers if len(group.layers) > 1 else None
+        if split and len(request) > split.batch:
+            split = None
         rows = resolve_kernel.resolve(
             self.tables,
             group,

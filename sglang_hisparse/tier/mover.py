@@ -6,17 +6,19 @@ Order on a CUDA device, for the journal taken before forward t+1:
     side stream                  wait for t | copies ------+
 
 How pages are copied is kernels/pages.py's `SPILL` and `RESTORE`; whatever they are, copies are over where the side
-stream is. Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says so:
-a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1.
+stream is. Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says
+so: a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1. Tables
+change by launches that carry the new values themselves (kernels/set_tables.py).
 On the CPU everything runs in program order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from sglang_hisparse.kernels import set_tables
 from sglang_hisparse.kernels.pages import PageCopies
 from sglang_hisparse.policy.journal import CopyBatch, Journal
 from sglang_hisparse.tier.audit import Audit
@@ -42,16 +44,13 @@ class Mover:
         if self._copies is None:
             self._copies = PageCopies(self.layout)
 
-    def apply(self, journal: Journal, leased_pages: Mapping[int, list[int]]) -> None:
+    def apply(self, journal: Journal, leased_pages: Mapping[int, Sequence[int]]) -> None:
         """Bring device state to what `journal` says. `leased_pages`: hot table -> its device pages now."""
         self._copy(journal)
-        if journal.page_values:
-            index = self._upload(journal.page_values.keys(), torch.int64)
-            self.tables.page_map[index] = self._upload(journal.page_values.values(), torch.int32)
-        for row, table in journal.row_tables.items():
-            self.tables.hot_index[row].fill_(table)
+        if journal.page_values or journal.row_tables:
+            set_tables.set_entries(self.tables, journal.page_values, journal.row_tables)
         for table, first in journal.hot_reset.items():
-            self._set_hot(table, first, leased_pages.get(table, []))
+            set_tables.set_lease(self.tables, table, first * PAGE, leased_pages.get(table, ()))
 
     def _copy(self, journal: Journal) -> None:
         batches = [batch for batch in journal.batches if batch.to_host or batch.to_device]
@@ -77,30 +76,14 @@ class Mover:
         if batch.to_host:
             if self.audit is not None:
                 self.audit.written(batch.to_host)
-            self._copies.copy(self._on_host(batch.to_host, torch.int64), to_host=True)
+            self._copies.copy(self._on_host(batch.to_host), to_host=True)
             self.bytes_to_host += len(batch.to_host) * self.page_bytes
         if batch.to_device:
-            self._copies.copy(self._on_host(batch.to_device, torch.int64), to_host=False)
+            self._copies.copy(self._on_host(batch.to_device), to_host=False)
             self.bytes_to_device += len(batch.to_device) * self.page_bytes
 
-    def _upload(self, values: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
-        """Small host list -> device tensor on the current stream, without a synchronisation."""
-        return self._on_host(list(values), dtype).to(self.device, non_blocking=True)
-
-    def _on_host(self, values: Sequence[int] | Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
-
-    def _set_hot(self, table: int, first: int, pages: list[int]) -> None:
-        tables, start = self.tables, first * PAGE
-        if pages:
-            rows = self._upload(pages, torch.int32)[:, None] * PAGE
-            rows = rows + torch.arange(PAGE, dtype=torch.int32, device=self.device)
-            tables.hot_rows[table, : len(pages) * PAGE] = rows.view(-1)
-        tables.hot_len[table].fill_(len(pages) * PAGE)
-        tables.hot_slot[:, table, start:].fill_(-1)
-        tables.hot_stamp[:, table, start:].fill_(0)
-        if first == 0:
-            tables.clock[:, table].fill_(0)
+    def _on_host(self, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return torch.tensor(pairs, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def synchronize(self) -> None:
         """Wait until every copy issued so far is done (audit, shutdown)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sglang_hisparse.kernels.resolve import MissList
 from sglang_hisparse.policy import PlannerOptions
 from sglang_hisparse.tier.layout import PAGE
 from tests.cpu.tier_server import MHA, MLA, TierServer, tier_of
@@ -158,3 +160,18 @@ def test_host_rows_of_a_group_lie_side_by_side() -> None:
     assert [buffer.shape for buffer in tier.host_pool.buffers] == [(24 * PAGE, width) for width in widths]
     tier.close()
     tier.close()
+
+
+def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None:
+    server = TierServer(SMALL, random.Random(1), MLA)
+    started: list[int] = []
+    misses = MissList.create(2, server.tier.selector.top_k, "cpu")
+    server.tier.followers = SimpleNamespace(  # type: ignore[assignment]
+        batch=2, misses=misses, split_below=lambda _: 99, start=lambda group, batch: started.append(batch)
+    )
+    for batch in (1, 2, 3):
+        requests = torch.full((batch,), -1)
+        selection = torch.full((batch, server.tier.selector.top_k), -1, dtype=torch.int32)
+        server.tier.resolve(0, selection, requests)
+    assert started == [1, 2]
+    assert MissList.bytes(2, server.tier.selector.top_k) == misses.rows.nbytes + misses.count.nbytes

@@ -26,7 +26,7 @@ class Family:
     made: dict[str, Family]
 
     def __init__(self, name: str, documentation: str, labelnames: Any, multiprocess_mode: str = "") -> None:
-        self.names, self.mode, self.series = set(labelnames), multiprocess_mode, {}
+        self.names, self.mode, self.series, self.written = set(labelnames), multiprocess_mode, {}, set()
         assert documentation.endswith(".") and name not in self.made
         self.made[name] = self
 
@@ -40,6 +40,8 @@ class Family:
             self.series[key] += more
 
         def put(number: float) -> None:
+            assert key not in self.written or self.series[key] != number, "written though nothing changed"
+            self.written.add(key)
             self.series[key] = number
 
         return SimpleNamespace(inc=inc, set=put)

@@ -246,3 +246,25 @@ def test_a_flush_forgets_everything(scheduler: Any) -> None:
     server.check()
     assert server.extend(0, 4 * PAGE)
     server.check()
+
+
+def test_a_step_within_a_page_touches_nothing(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = scheduler(Sizes(40, 40, OPTIONS, reads_host=False))
+    for row in range(2):
+        assert server.extend(row, 2 * PAGE + 10)
+    server.tier.begin_forward(None)
+    page_map = server.tier.tables.page_map.clone()
+    for name in ("forward_prepared", "attach", "allocate"):
+        monkeypatch.setattr(
+            server.tier.residency, name, lambda *_, name=name: pytest.fail(f"{name} was called")
+        )
+    for _ in range(PAGE - 10):
+        assert server.decode(0) and server.decode(1)
+    monkeypatch.undo()
+    monkeypatch.setattr(allocator_seam.PagedTokenToKVPoolAllocator, "evict_to_free_tokens", lambda *_: None)
+    assert torch.equal(page_map, server.tier.tables.page_map)
+    assert server.decode(1) and server.decode(0), "a page each"
+    server.check()
+    for row in (0, 1):
+        assert len(server.tier.residency.requests[row].pages) == 4
+    assert (server.tier.tables.page_map >= 0).sum() == (page_map >= 0).sum() + 2

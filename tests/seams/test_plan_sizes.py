@@ -127,7 +127,8 @@ def test_launch_flags_are_stock_s(name: str, dp_attention: bool) -> None:
     ServerArgs.add_cli_args(parser)
     case: Inputs = inputs(name, dp=4, dp_attention=dp_attention)
     args = parser.parse_args(launch_flags(make_plan(case)))
-    assert (args.tp_size, args.dp_size, args.enable_dp_attention) == (8, 4, dp_attention)
+    assert (args.tp_size, args.dp_size, args.attn_dp_size) == ((8, 1, 4) if dp_attention else (8, 4, 1))
+    assert not args.enable_dp_attention, "an older spelling"
     assert (args.context_length, args.mem_fraction_static) == (case.context, case.fraction)
     assert args.max_running_requests == case.max_running * (4 if dp_attention else 1)
     assert args.kv_cache_dtype == {"fp8": "fp8_e4m3", "bf16": "bfloat16"}[case.kv_dtype]

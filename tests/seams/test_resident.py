@@ -185,7 +185,7 @@ def test_replayed_selections_become_rows(tier: HostTier, monkeypatch: pytest.Mon
             {"dsa_topk_backend": "flashinfer"},
             "Use --dsa-topk-backend sgl-kernel, or leave resident_graphs out",
         ),
-        ({"enable_dp_attention": True}, "their collectives would not meet. Drop --enable-dp-attention"),
+        ({"attn_dp_size": 2}, "their collectives would not meet. Drop --attn-dp-size"),
         ({"enable_return_indexer_topk": True}, "Drop --enable-return-indexer-topk"),
     ],
 )
@@ -194,7 +194,7 @@ def test_refused_together(change: dict[str, Any], message: str) -> None:
 
     good = {
         "dsa_topk_backend": "sgl-kernel",
-        "enable_dp_attention": False,
+        "attn_dp_size": 1,
         "enable_return_indexer_topk": False,
     }
     _check_resident(SimpleNamespace(**good))

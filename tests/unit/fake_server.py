@@ -317,6 +317,12 @@ class FakeServer:
     def check(self) -> None:
         residency, memory = self.residency, self.memory
         residency.check()
+        for request in residency.requests.values():
+            enough = request.hot_pages() >= self.planner.least_hot(request.spilled)
+            assert enough or request in residency.grown, (
+                f"row {request.row} lacks hot rows, and nobody would look"
+            )
+            assert residency.may_be_stale or not request.stale, f"row {request.row} would not be read again"
         assert 0 <= residency.device_use() <= 1
         if not residency.journal.empty() or residency.fresh:
             return

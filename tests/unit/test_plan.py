@@ -333,7 +333,7 @@ def test_launch_flags_are_options_of_ours(name: str) -> None:
     assert flags[flags.index("--max-running-requests") + 1] == "512", (
         "SGLang divides it by the attention groups"
     )
-    assert "--enable-dp-attention" in flags
+    assert flags[flags.index("--attn-dp-size") + 1] == "2" and "--dp" not in flags
     assert KNOWN[name].path in launch_command(found)
 
 

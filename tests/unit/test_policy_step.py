@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
+from sglang_hisparse.policy import Request
 from tests.unit.planner_cases import HOT_MIN, own, planner_of, run, spill, spilled
 
 
@@ -234,3 +236,45 @@ def test_a_request_without_pages_in_hbm_grows_at_the_cost_of_the_one_that_has_mo
         residency.forward_prepared()
     assert (poor.hot_pages(), rich.hot_pages()) == (2 * HOT_MIN, 2 * HOT_MIN)
     assert poor.spilled == 10 and rich.spilled == 3 + HOT_MIN + HOT_MIN
+
+
+def test_only_requests_that_changed_are_looked_at_for_hot_rows() -> None:
+    planner = planner_of(20, 20)
+    request = run(planner, 0, range(1, 10))
+    other = run(planner, 1, range(10, 15))
+
+    def of_nobody() -> Iterator[Request]:
+        raise AssertionError("nothing changed since all had enough")
+        yield request
+
+    assert planner.lacking(of_nobody()) == []
+    spill(planner, [2, 3, 4, 5])
+    assert request.hot_pages() == HOT_MIN and planner.lacking(of_nobody()) == []
+    planner.residency.spill(6)  # least_hot is leased already
+    planner.residency.spill(10)
+    assert planner.lacking([None, other, request]) == [other] == planner.lacking([other])
+    assert planner.prepare_decode(other) and planner.lacking(of_nobody()) == []
+    planner._resize_lease(request, 1)
+    assert planner.lacking([other]) == [] and planner.lacking([other, request]) == [request]
+    planner.close(0)
+    assert planner.lacking(of_nobody()) == []
+
+
+def test_gain_stops_where_it_is_enough() -> None:
+    planner = planner_of(40, 40)
+    for row in range(3):
+        run(planner, row, range(1 + 12 * row, 13 + 12 * row))
+    everything = planner.gain()
+    assert everything > 12
+    for enough in (0, 1, 7, everything, everything + 1):
+        assert min(enough, planner.gain(enough)) == min(enough, everything)
+
+
+def test_pages_that_are_gone_are_not_looked_at_again() -> None:
+    planner = planner_of(20, 20)
+    request = run(planner, 0, range(1, 16))
+    spill(planner, [2, 3, 4, 5, 6])
+    assert next(planner._movable_pages(request)) == 7 and request.gone == 5
+    planner.residency.restore(4)
+    assert next(planner._movable_pages(request)) == 4 and request.gone == 2
+    planner.residency.check()

@@ -177,7 +177,7 @@ function launch(inputs, plan) {
   const json = Object.entries(options).map(([key, value]) => `"${key}": ${JSON.stringify(value)}`).join(", ");
   return [
     "python -m sglang_hisparse.launch_server", `--model-path ${inputs.model.path} --tp ${inputs.tp}`,
-    inputs.dp > 1 ? `--dp ${inputs.dp}${inputs.dp_attention ? " --enable-dp-attention" : ""}` : "",
+    inputs.dp > 1 ? `${inputs.dp_attention ? "--attn-dp-size" : "--dp"} ${inputs.dp}` : "",
     `--context-length ${inputs.context}`, `--kv-cache-dtype ${inputs.kv_dtype === "fp8" ? "fp8_e4m3" : "bfloat16"}`,
     `--mem-fraction-static ${inputs.mem_fraction ?? inputs.gpu.mem_fraction}`,
     `--max-running-requests ${inputs.max_running * (inputs.dp_attention ? inputs.dp : 1)}`,

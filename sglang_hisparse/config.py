@@ -40,6 +40,7 @@ class HiSparseConfig:
     recent_tokens    Quest: newest positions that are always attended to.
     spill_order      which pages of a request leave first: position (the oldest), heat (those selected least lately).
     resident_graphs  a second set of decode graphs for forwards whose requests have no spilled page (DSA on CUDA).
+                     None: wherever nothing speaks against it.
     audit            compare host bytes with what was written: off, sampled (a few pages a step), full.
     force_spill      tests: share of every request's sealed pages that is spilled in every step.
     """
@@ -53,7 +54,7 @@ class HiSparseConfig:
     top_k: int | None = None
     recent_tokens: int | None = None
     spill_order: str = "position"
-    resident_graphs: bool = False
+    resident_graphs: bool | None = None
     audit: str = "off"
     force_spill: float = 0.0
 
@@ -82,7 +83,7 @@ class HiSparseConfig:
         check_choice(OPTION, "selector", self.selector, SELECTORS)
         check_choice(OPTION, "spill_order", self.spill_order, SPILL_ORDERS)
         check_choice(OPTION, "audit", self.audit, AUDITS)
-        if not isinstance(self.resident_graphs, bool):
+        if self.resident_graphs is not None and not isinstance(self.resident_graphs, bool):
             raise ValueError(
                 f"--hisparse-config: resident_graphs must be true or false, not {self.resident_graphs!r}"
             )

@@ -27,9 +27,6 @@ class Journal:
     """Pending changes. Written by the policy, drained by the tier."""
 
     def __init__(self) -> None:
-        self._restart()
-
-    def _restart(self) -> None:
         self.batches: list[CopyBatch] = [CopyBatch()]
         self.page_values: dict[int, int] = {}
         """logical page -> page map value: device page, -1 for nothing, -2 - h for host page h"""
@@ -77,10 +74,3 @@ class Journal:
         """True where the next forward needs nothing applied."""
         first = self.batches[0]  # a second one is opened only behind copies
         return not (self.page_values or self.hot_reset or self.row_tables or first.to_host or first.to_device)
-
-    def drain(self) -> Journal:
-        """Hand the pending changes over and start empty."""
-        drained = Journal.__new__(Journal)
-        drained.__dict__.update(self.__dict__)
-        self._restart()
-        return drained

@@ -103,7 +103,7 @@ class Planner(Room):
         grow hot rows below it. Nothing moves while device use stays under the low watermark and nothing is
         spilled."""
         options, residency = self.options, self.residency
-        if options.force_spill > 0:
+        if self.forces:
             self._force()
         else:
             free = len(residency.free_device)

@@ -277,7 +277,8 @@ class Residency:
                 readers[0].fresh -= 1
         self.fresh.clear()
         self.pinned.clear()
-        return self.journal.drain()
+        drained, self.journal = self.journal, Journal()
+        return drained
 
     # -- invariant -------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Room:
     def options(self, options: PlannerOptions) -> None:
         pages = self.residency.device_pages
         self._options = options
+        self.forces = options.force_spill > 0
         self.free_at_low = pages - int(options.low_watermark * pages)
         self.free_at_high = pages - int(options.high_watermark * pages)
         """device pages that are free where use is at a watermark"""

@@ -42,6 +42,9 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
             self.tier.planner.clear()
             self.lifecycle.clear()
 
+    def available_size(self) -> int:
+        return len(self._mirror) * PAGE  # asked several times a step; the length of a tensor takes longer
+
     # -- taking and giving back ------------------------------------------------------------------------------
 
     def _took(self, count: int) -> None:
@@ -90,13 +93,13 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
         assert self.tier is not None
-        if len(self.tier.residency.free_device) < len(seq_lens_cpu) and not self.ensure_device(
+        if len(self.tier.residency.free_device) < seq_lens_cpu.numel() and not self.ensure_device(
             sum(length % PAGE == 1 for length in seq_lens_cpu.tolist())
         ):
             return None
-        before = self.available_size()
+        before = self.free_pages.numel() + self.num_staged_pages
         out = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
-        count = (before - self.available_size()) // PAGE
+        count = before - self.free_pages.numel() - self.num_staged_pages
         if count:
             self._took(count)
         return out
@@ -172,7 +175,8 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
         """Whether the next decode step fits: new pages, and the hot rows of what is spilled."""
         assert self.tier is not None and self.lifecycle is not None
         planner, residency = self.tier.planner, self.tier.residency
-        self.lifecycle.refresh()
+        if residency.may_be_stale:
+            self.lifecycle.refresh()
         self._tree = tree_cache
         if self.available_size() < num_tokens:
             self.evict_to_free_tokens(tree_cache, num_tokens)
@@ -184,7 +188,8 @@ class TieredPageAllocator(PagedTokenToKVPoolAllocator):
                 short = planner.least_hot(request.spilled) - request.hot_pages()
                 if not self.ensure_device(short) or not planner.prepare_decode(request):
                     return False
-        return self.ensure_device(-(-num_tokens // PAGE))
+        pages = -(-num_tokens // PAGE)
+        return pages <= len(residency.free_device) or self.ensure_device(pages)
 
 
 def paged_allocator_class(original: Callable[..., Any], platform: Any) -> type | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sglang_hisparse.config import PAGE, HiSparseConfig, selects_us
@@ -86,7 +87,24 @@ def resolve_arguments(original: Callable[..., None], server_args: Any) -> None:
     if not done:
         _check_resolved(server_args, config)
         check_model(server_args, aids, quest=config.selector == "quest")
-    runtime.config = config
+    runtime.config = replace(config, resident_graphs=_resident_graphs(server_args, config))
+
+
+def _resident_graphs(server_args: Any, config: HiSparseConfig) -> bool:
+    """`resident_graphs` as it holds: where it is left open, on wherever nothing speaks against it. Every process of a
+    server comes to the same answer."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    if config.resident_graphs is not None:
+        return config.resident_graphs
+    if config.selector == "quest" or config.spill_order == "heat":
+        return False
+    try:
+        _check_resident(resolving_view(server_args))
+    except ValueError as error:
+        logger.info(f"HiSparse leaves resident_graphs off: {error}")
+        return False
+    return True
 
 
 def _set_open(server_args: Any, config: HiSparseConfig) -> None:

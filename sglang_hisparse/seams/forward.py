@@ -52,10 +52,11 @@ def build_tier(result: None, runner: Any) -> None:
 
 def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     """On the forward stream, outside graphs: page map, leases and copies for this forward."""
-    if runtime.tier is None or runner.is_draft_worker:
+    tier = runtime.tier
+    if tier is None or runner.is_draft_worker or tier.nothing_to_do():
         return
     decodes = forward_batch.forward_mode.is_decode()
-    runtime.tier.begin_forward(forward_batch.req_pool_indices_cpu if decodes else None)
+    tier.begin_forward(forward_batch.req_pool_indices_cpu if decodes else None)
 
 
 def limit_input(result: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ class RequestLifecycle:
             if request is None:
                 request = self._opening.popleft()
                 planner.rename(request, row)
-            count = -(-length // PAGE) - -(-request.length // PAGE)
+            count = (length + PAGE - 1) // PAGE - (request.length + PAGE - 1) // PAGE
             request.length = length
             if count == 0 and not request.stale:
                 continue

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 SAMPLED_PAGES = 4
 """Host pages that `audit: sampled` checks before every forward."""
 
+MOST_UNCOUNTED = 512
+"""Forwards without resolve whose selected rows are counted at once, or where somebody asks before."""
+
 Buffers = dict[int, list[tuple[str, torch.Tensor]]]
 """layer -> its KV buffers [(name, [device rows, ...])]"""
 
@@ -99,15 +102,37 @@ class HostTier:
             else None
         )
         self._counted = False
+        self._uncounted: list[torch.Tensor] = []
         self.resident_forwards = 0
         self.nothing_spilled = True
         """No request that the coming forward decodes has a spilled page"""
         if device.type == "cuda":
             map_kernel.prepare()  # not inside a capture
+        self._every_step = self.heat is not None or self.audit is not None
         self.most_running = 0
         self.deferred: dict[str, int] = {}
 
     # -- before every forward --------------------------------------------------------------------------------
+
+    def nothing_to_do(self) -> bool:
+        """Whether `begin_forward` would do nothing: nearly every decode step while memory is free. What it asks is what
+        a step costs, so it is one function."""
+        residency = self.residency
+        journal = residency.journal
+        if (
+            journal.page_values
+            or journal.hot_reset
+            or journal.row_tables
+            or residency.pinned
+            or residency.hot_pages
+            or len(residency.free_host) + len(residency.clean_pages) < residency.host_pages
+            or len(residency.free_device) < self.planner.free_at_low
+            or self.planner.forces
+            or self._every_step
+        ):
+            return False
+        self._counted, self.nothing_spilled = False, True
+        return True
 
     def begin_forward(self, decode_rows: torch.Tensor | Sequence[int] | None) -> None:
         """Apply what the scheduler decided since the last forward. On the forward stream, outside graphs.
@@ -200,8 +225,15 @@ class HostTier:
         self._counted = True
         self.resident_forwards += 1
         if lengths is not None:
-            most = self.selector.top_k
-            self.selected.resident_aside += sum(n if n < most else most for n in lengths.tolist())
+            self._uncounted.append(lengths)
+            if len(self._uncounted) >= MOST_UNCOUNTED:
+                self._count_aside()
+
+    def _count_aside(self) -> None:
+        if self._uncounted:
+            lengths = torch.cat(self._uncounted).clamp_(max=self.selector.top_k)
+            self.selected.resident_aside += int(lengths.sum())
+            self._uncounted.clear()
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
@@ -267,6 +299,7 @@ class HostTier:
     def counters(self, wait: bool = True) -> dict[str, int]:
         """Totals since start. With `wait` up to now, which synchronises with the device: not for the step path.
         Without, what had arrived (see `tier/counters.py`)."""
+        self._count_aside()
         by_group = self.selected.exact() if wait else self.selected.recent()
         missed_bytes = self.copy_rows * sum(
             counts[OUTCOMES.index("missed")] * sum(plane.row_bytes for plane in group.planes)

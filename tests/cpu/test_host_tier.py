@@ -14,7 +14,7 @@ from sglang_hisparse.policy import PlannerOptions
 from sglang_hisparse.tier.layout import PAGE
 from tests.cpu.tier_server import MHA, MLA, TierServer, tier_of
 from tests.unit.events import Events, any_sizes, random_events
-from tests.unit.fake_server import Sizes
+from tests.unit.fake_server import Sizes, snapshot
 
 OPTIONS = PlannerOptions(hot_min=2, hot_max=4, tables=8, low_watermark=0.5, high_watermark=0.8)
 SMALL = Sizes(12, 24, OPTIONS, reads_host=True)
@@ -175,3 +175,27 @@ def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None
         server.tier.resolve(0, selection, requests)
     assert started == [1, 2]
     assert MissList.bytes(2, server.tier.selector.top_k) == misses.rows.nbytes + misses.count.nbytes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_to_do_means_that_a_forward_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    server = TierServer(any_sizes(rng.choice), rng, MLA, audit=rng.choice(["off", "off", "full"]))
+    tier, seen = server.tier, set()
+    begin = tier.begin_forward
+
+    def watched(rows: list[int] | None) -> None:
+        before = snapshot(server)
+        idle = tier.nothing_to_do()
+        assert snapshot(server) == before, "a question changes nothing"
+        seen.add(idle)
+        if idle:
+            monkeypatch.setattr(tier.mover, "apply", lambda *_: pytest.fail("there was something to do"))
+        began = (before, tier.nothing_spilled)
+        begin(rows)
+        monkeypatch.undo()
+        assert not idle or (snapshot(server), tier.nothing_spilled) == began
+
+    tier.begin_forward = watched  # type: ignore[method-assign]
+    random_events(server, rng, count=60)
+    assert False in seen

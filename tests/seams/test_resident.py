@@ -209,3 +209,17 @@ def test_refused_with_the_older_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", "0")
     with pytest.raises(ValueError, match="Unset SGLANG_OPT_USE_TOPK_V2, or leave resident_graphs out"):
         _check_resident(SimpleNamespace(dsa_topk_backend="sgl-kernel"))
+
+
+def test_left_open_they_are_on_wherever_nothing_speaks_against_them() -> None:
+    from sglang_hisparse.seams.args import _resident_graphs
+
+    def resolved(config: HiSparseConfig, **change: Any) -> bool:
+        good = {"dsa_topk_backend": "sgl-kernel", "attn_dp_size": 1, "enable_return_indexer_topk": False}
+        return _resident_graphs(SimpleNamespace(**{**good, **change}), config)
+
+    assert resolved(HiSparseConfig(1)) is True
+    assert resolved(HiSparseConfig(1), attn_dp_size=2) is False
+    assert resolved(HiSparseConfig(1, resident_graphs=False)) is False
+    assert resolved(HiSparseConfig(1, spill_order="heat")) is False
+    assert resolved(HiSparseConfig(1, selector="quest")) is False

@@ -82,15 +82,16 @@ def test_a_new_batch_only_where_order_demands_it(
     assert journal.fence == ("to device" in (first[0], second[0]))
 
 
-def test_a_drained_journal_is_handed_over_whole() -> None:
-    journal = Journal()
+def test_a_journal_is_handed_over_whole() -> None:
+    residency = planner_of(4, 4).residency
+    journal = residency.journal
     assert journal.empty()
     journal.map(4, 2)
     journal.reset_hot(1, 5)
     journal.reset_hot(1, 7)
-    drained = journal.drain()
+    drained = residency.forward_prepared()
     assert (drained.page_values, drained.hot_reset, drained.empty()) == ({4: 2}, {1: 5}, False)
-    assert journal.empty()
-    journal.row_tables[1] = 2
-    assert not journal.empty()
+    assert residency.journal.empty()
+    residency.journal.row_tables[1] = 2
+    assert not residency.journal.empty()
     assert drained.row_tables == {}

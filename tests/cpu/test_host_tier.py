@@ -178,7 +178,9 @@ def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nothing_to_do_means_that_a_forward_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_do_means_that_a_forward_changes_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     server = TierServer(any_sizes(rng.choice), rng, MLA, audit=rng.choice(["off", "off", "full"]))
     tier, seen = server.tier, set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,12 +260,18 @@ def test_a_step_within_a_page_touches_nothing(scheduler: Any, monkeypatch: pytes
             server.tier.residency, name, lambda *_, name=name: pytest.fail(f"{name} was called")
         )
     for _ in range(PAGE - 10):
-        assert server.decode(0) and server.decode(1)
+        assert server.decode(0) and server.decode(1) and server.tier.nothing_to_do()
     monkeypatch.undo()
     monkeypatch.setattr(allocator_seam.PagedTokenToKVPoolAllocator, "evict_to_free_tokens", lambda *_: None)
     assert torch.equal(page_map, server.tier.tables.page_map)
     assert server.decode(1) and server.decode(0), "a page each"
     server.check()
+    planner, options = server.tier.planner, server.tier.planner.options
+    for change in ({"force_spill": 0.5}, {"low_watermark": 0.1}):
+        assert server.tier.nothing_to_do()
+        planner.options = replace(options, **change)
+        assert not server.tier.nothing_to_do()
+        planner.options = options
     for row in (0, 1):
         assert len(server.tier.residency.requests[row].pages) == 4
     assert (server.tier.tables.page_map >= 0).sum() == (page_map >= 0).sum() + 2

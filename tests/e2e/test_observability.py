@@ -99,7 +99,7 @@ def test_server_info(watched: Server) -> None:
         if seam.id in seams:
             assert (seams[seam.id]["body"], seams[seam.id]["drifted"]) == (seam.body, False)
     asked = HiSparseConfig(host_pool_gib=0.05, audit="sampled", **QUEST)
-    assert info["options"] == asked.as_dict() | {"hot_rows": 2 * QUEST["top_k"]}
+    assert info["options"] == asked.as_dict() | {"hot_rows": 2 * QUEST["top_k"], "resident_graphs": False}
     capacity = info["capacity"]
     assert capacity["host_gib_physical"] == capacity["host_gib"] == pytest.approx(0.05, rel=0.02)
     assert capacity["binding"] in ("device_pool", "host_pool", "request_slots")

@@ -204,7 +204,7 @@ class Planner(Room):
 
     def _exchange(self) -> None:
         """Under pressure hot rows grow in exchange for pages that the host has already, since they are worth more
-        (room.py): pages of the same request, or, where it has none left, of the one that has most. One request a
+        (room.py): pages of the same request, or, where it has too few left, of the one that has most. One request a
         step, in turns, because this looks at its pages."""
         residency, options = self.residency, self.options
         if not residency.clean_pages:
@@ -221,14 +221,14 @@ class Planner(Room):
             return
         self.turn += 1
         request = wanting[self.turn % len(wanting)]
+        wanted = min(min(options.hot_max, request.spilled) - request.hot_pages(), options.grow_per_step)
         donor = request
-        if request.movable() == 0:
-            donor = max(requests, key=lambda other: (other.movable(), -other.row))
-            if donor.spilled < options.hot_min:  # its pages leaving would cost it hot rows of its own
-                return
-        wanted = min(options.hot_max, request.spilled) - request.hot_pages()
+        if request.movable() < wanted:  # what it has left may be the page that it closed last
+            most = max(requests, key=lambda other: (other.movable(), -other.row))
+            if most.spilled >= options.hot_min:  # else its pages leaving would cost it hot rows of its own
+                donor = most
         clean = (p for p in self._movable_pages(donor) if residency.state(p) is State.CLEAN)
-        chosen = list(islice(clean, min(options.grow_per_step, wanted, donor.movable())))
+        chosen = list(islice(clean, min(wanted, donor.movable())))
         for page in chosen:
             residency.spill(page)
         self._resize_lease(request, request.hot_pages() + len(chosen))

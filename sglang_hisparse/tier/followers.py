@@ -14,9 +14,10 @@ import torch
 from sglang_hisparse.kernels import resolve as kernels
 from sglang_hisparse.tier.layout import Group
 
-SPLIT_ROWS = 6144
+SPLIT_ROWS = 24576
 """Misses of all requests of a step up to which the leader's rows come first and the followers' apart. With more, the
-link is busy for longer than the compute that could hide it, and one long read a miss uses it best."""
+followers' rows take longer than the compute that could hide them, by more than one long read a miss saves
+(docs/kernels.md)."""
 
 
 class FollowerFetch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_hisparse.kernels import build as build_kernels
 from sglang_hisparse.kernels import engines, pages, reference
 from sglang_hisparse.tier.layout import PAGE, Group, RowLayout, plan_planes
 
@@ -212,9 +211,7 @@ def test_engines_without_copies_small() -> None:
         for to_host in (True, False):
             copies.copy(nothing, to_host)
             copies.copy(torch.tensor([[-1, 3], [4, -1]]), to_host)
-    batch_copy = build_kernels.kernel("batch_copy", "batch_copy")
-    empty = torch.zeros((3, 0), dtype=torch.int64)
-    assert batch_copy(empty, 0, 0, True, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
     assert_equal(ours, theirs)
 
 

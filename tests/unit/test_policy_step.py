@@ -238,6 +238,23 @@ def test_a_request_without_pages_in_hbm_grows_at_the_cost_of_the_one_that_has_mo
     assert poor.spilled == 10 and rich.spilled == 3 + HOT_MIN + HOT_MIN
 
 
+def test_a_page_closed_last_does_not_keep_a_request_from_growing() -> None:
+    """A request whose own pages are nearly all gone grows at the cost of the richest, not by one page a step."""
+    planner = planner_of(60, 80, low_watermark=0.5, high_watermark=1.0, clean_per_step=40)
+    residency = planner.residency
+    poor, rich = run(planner, 0, range(1, 13)), run(planner, 1, range(13, 45))
+    spill(planner, list(range(1, 10)))
+    spill(planner, list(range(14, 14 + 2 * HOT_MIN)))
+    planner._resize_lease(rich, 2 * HOT_MIN)
+    run(planner, 2, range(60, 60 + len(residency.free_device)))
+    assert poor.movable() == 1 and rich.movable() > HOT_MIN and not residency.free_device
+    planner._clean_ahead(80)
+    residency.forward_prepared()
+    planner._exchange()
+    assert poor.hot_pages() == 2 * HOT_MIN
+    residency.check()
+
+
 def test_only_requests_that_changed_are_looked_at_for_hot_rows() -> None:
     planner = planner_of(20, 20)
     request = run(planner, 0, range(1, 10))

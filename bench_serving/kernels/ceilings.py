@@ -8,8 +8,11 @@ from functools import partial
 
 import torch
 
+from sglang_hisparse.tier.host_memory import huge_bytes
+
 from .bench import Bench, main
 from .gather import empty, gather_rows
+from .pool import GIB, HostBytes
 
 ROWS = (656, 1152, 2624, 4608)
 
@@ -75,6 +78,35 @@ def gathers(bench: Bench, pool: float, row_bytes: int) -> None:
     bench.say(f"gather of {row_bytes} B rows, {pool} GiB: {best_of_pool:.1f} GB/s at best")
 
 
+def host_pages(bench: Bench, row_bytes: int = 656) -> None:
+    """Random rows of a pool in small and in huge host pages: what address translation costs a gather."""
+    size, counts = bench.sizes.pools[24] // 2, (bench.sizes.k * 2, bench.sizes.k * 8, bench.sizes.k * 16)
+    device_rows = torch.empty(max(counts), row_bytes, dtype=torch.uint8, device=bench.device)
+    for huge in (False, True):
+        before = huge_bytes()
+        pool = HostBytes(size, bench.device, huge)
+        share, host = max(0, huge_bytes() - before) / size, pool.rows(size, row_bytes)
+        generator = bench.generator(row_bytes)
+        for count in counts:
+            source = torch.randint(len(host), (count,), generator=generator, device=bench.device)
+            target = torch.randperm(count, generator=generator, device=bench.device)
+            rows = source.to(torch.int32), target.to(torch.int32)
+            for blocks in bench.sizes.blocks:
+                launch = partial(gather_rows, host, device_rows, *rows, blocks)
+                launch()
+                times = bench.timer.measure(launch, replays=10)
+                bench.timed(
+                    times, count * row_bytes, kind="host pages", huge=huge, in_huge_pages=round(share, 3),
+                    pin_s=round(pool.pin_seconds, 1), pool_gib=round(size / GIB, 2), row_bytes=row_bytes, rows=count,
+                    blocks=blocks,
+                )  # fmt: skip
+                bench.say(
+                    f"{'huge' if huge else 'small'} pages asked ({share:.0%} huge): {count} rows, {blocks} blocks: "
+                    f"{count / times.median:.1f} rows/us"
+                )
+        pool.close()
+
+
 def run(bench: Bench) -> None:
     bench.attempt("floors", floors, bench)
     for to_host in (False, True):
@@ -84,6 +116,7 @@ def run(bench: Bench) -> None:
     for row_bytes in ROWS:
         for pool in bench.sizes.pools:
             bench.attempt(f"gather {pool} GiB {row_bytes} B", gathers, bench, pool, row_bytes)
+    bench.attempt("host pages", host_pages, bench)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from sglang_hisparse.tier.host_memory import host_bytes
 from sglang_hisparse.tier.layout import PAGE
 
 GIB = 1 << 30
@@ -23,10 +24,10 @@ def word_values(index: torch.Tensor) -> torch.Tensor:
 class HostBytes:
     """The buffer, pinned for a CUDA device. It stays pinned until `close`, or the end of the process."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, huge: bool = True) -> None:
         self.device = device
         started = time.perf_counter()
-        self.buffer = torch.empty(size, dtype=torch.uint8)
+        self.buffer = host_bytes(size, huge)
         if device.type == "cuda":
             # Touched with all cores first: pinning untouched pages zeroes them on one.
             threads = torch.get_num_threads()

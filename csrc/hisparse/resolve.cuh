@@ -19,13 +19,14 @@
 // talking to each other; they share the rows to read, and only block 0 writes tables and results. Resolving
 // twice costs nothing, since its time is latency; handing a result to another SM would cost some.
 //
-//   barriers                 block 0                                  the other blocks
-//   total (1)                selection, page map, hot tables: all read them
-//   insert (1 or 2), hits (1)  hash of the step's slots in shared memory; every hot entry looks itself up in
-//   it arrive at the cluster's  misses in order; the first reads from the host are under way from here prefix
-//   (1), lists (1) wait for the cluster's   nobody reads hot_slot, hot_stamp and clock of this request any
-//   more select (1), visit (1)    victims; tables, results                 victims written (1) rows arrive
-//   rows arrive
+//   barriers                   block 0                                the other blocks
+//   total (1)                  selection, page map, hot tables: all read them
+//   insert (1 or 2), hits (1)  a hash of the step's slots; every hot entry looks itself up in it
+//   arrive at the cluster's    misses in order; the first reads from the host are under way from here
+//   prefix (1), lists (1)
+//   wait for the cluster's     nobody reads this request's tables any more
+//   select (1), visit (1)      victims; tables, results               victims
+//   written (1)                rows arrive                            rows arrive
 #pragma once
 
 #include <cstdint>
@@ -193,12 +194,12 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const int32_t* hot_rows = p.hot_rows + table;
   const bool aligned = p.hot_stride % kTileEntries == 0;
   // Read before it is known whether it is needed, which it is for a request that leases hot rows.
-  constexpr bool kTileEarly = kEntries <= 4;  // else no registers are left for it
+  constexpr bool kEarly = kEntries <= 4;  // else no registers are left for it
   HotTile tile;
   const auto load_tile = [&] {
     tile.load(hot_slot, hot_stamp, hot_rows, tid * kTileEntries, t < 0 ? 0 : p.hot_stride, aligned);
   };
-  if constexpr (kTileEarly) load_tile();
+  if constexpr (kEarly) load_tile();
   const int usable = t < 0 ? 0 : p.hot_len[t];
   const int now = t < 0 ? 0 : p.clock[t] + 1;
 
@@ -231,7 +232,7 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   // 2 union
   uint32_t cell[kEntries];
   set.insert(slot, spilled, first_entry, cell);
-  if constexpr (!kTileEarly) load_tile();
+  if constexpr (!kEarly) load_tile();
 
   // 3 clock, 4 hit: an entry that caches one of the slots tells it its row.
   Pair found{0, 0};  // misses, hits
@@ -288,9 +289,9 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const int chunks = lists ? p.leader_chunks : p.planes.chunks;
   const int total = p.reads_rows ? rows * chunks : 0;
   const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, chunks, total, kThreads};
-  constexpr int kEarly = kEntries <= 4 ? 2 : 1;  // chunks of a thread: as many as registers are left for
-  int4 chunk[kEarly];
-  gather.load(tid, chunk);
+  constexpr int kChunks = 2;
+  int4 chunk[kChunks];
+  if constexpr (kEarly) gather.load(tid, chunk);
 
   if (writes && blocks > 1) cluster_wait();
   for (int e = tid; writes && e < usable; e += kThreads) {  // side by side: a store of a warp is one access
@@ -325,8 +326,8 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   }
 
   // 6 fetch
-  gather.store(tid, chunk);
-  gather.run(tid + kThreads * kEarly);
+  if constexpr (kEarly) gather.store(tid, chunk);
+  gather.run(kEarly ? tid + kThreads * kChunks : tid);
   if (!writes && blocks > 1) cluster_wait();
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_hisparse.limits import host_limits
+from sglang_hisparse.tier.host_memory import host_bytes
 from sglang_hisparse.tier.layout import PAGE
 
 
@@ -17,9 +18,8 @@ class HostPool:
 
     def __init__(self, host_pages: int, row_bytes: list[int], device: torch.device) -> None:
         self._registered: list[torch.Tensor] = []
-        self.buffers = [
-            torch.empty((max(host_pages, 1) * PAGE, width), dtype=torch.uint8) for width in row_bytes
-        ]
+        rows = max(host_pages, 1) * PAGE
+        self.buffers = [host_bytes(rows * width).view(rows, width) for width in row_bytes]
         if device.type == "cuda":
             for buffer in self.buffers:
                 self._register(buffer)

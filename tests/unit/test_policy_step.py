@@ -295,3 +295,37 @@ def test_pages_that_are_gone_are_not_looked_at_again() -> None:
     planner.residency.restore(4)
     assert next(planner._movable_pages(request)) == 4 and request.gone == 2
     planner.residency.check()
+
+
+def test_hot_rows_of_many_requests_come_to_fill_the_device() -> None:
+    """Eight times what HBM holds, prefilled one after the other: soon nearly every page is open or caches hot rows."""
+    requests, prompt, chunk = 16, 128, 32
+    planner = planner_of(
+        256, 2048, hot_min=8, hot_max=16, tables=requests, low_watermark=0.85, high_watermark=0.99
+    )
+    residency, running, unused = planner.residency, [], iter(range(1, 2200))
+
+    def extend(request: Request, count: int) -> None:
+        assert planner.make_room(count)
+        pages = [next(unused) for _ in range(count)]
+        for page in pages:
+            residency.allocate(page)
+        residency.attach(request, pages)
+
+    for row in range(requests):
+        running.append(Request(row, prompt + 4, prompt_pages=prompt))
+        planner.open(running[-1], [])
+        for _ in range(prompt // chunk):
+            extend(running[-1], chunk)
+            planner.step()
+            residency.forward_prepared()
+    for step in range(40):
+        if step % 4 == 0:
+            extend(running[step // 4 % requests], 1)
+        planner.step()
+        assert all(planner.prepare_decode(request) for request in running)
+        residency.forward_prepared()
+    residency.check()
+    hot = sum(request.hot_pages() for request in running)
+    spare = 256 - hot - len(residency.free_device)
+    assert hot >= 13 * requests and spare <= 3 * requests, (hot, spare)

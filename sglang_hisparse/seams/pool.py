@@ -50,7 +50,7 @@ class TieredMHATokenToKVPool(MHATokenToKVPool):
     ) -> None:
         assert runtime.tier is not None and runtime.bounds is not None
         runtime.bounds.update(layer_idx, loc, cache_k)
-        super()._store_kv_layer(layer_idx, runtime.tier.write_rows_of(loc), cache_k, cache_v)
+        super()._store_kv_layer(layer_idx, runtime.tier.rows_of(loc), cache_k, cache_v)
 
     def tier_buffers(self) -> dict[int, list[tuple[str, torch.Tensor]]]:
         """layer -> its buffers, for the tier's layout."""
@@ -70,7 +70,7 @@ class TieredDSATokenToKVPool(DSATokenToKVPool):
         assert runtime.tier is not None
         key = (loc.data_ptr(), loc.shape)
         if layer_id == self.start_layer or self._written is None or self._written[0] != key:
-            self._written = (key, runtime.tier.write_rows_of(loc))
+            self._written = (key, runtime.tier.rows_of(loc))
         return self._written[1]
 
     def set_mla_kv_buffer(

@@ -192,14 +192,11 @@ class HostTier:
     # -- device side -----------------------------------------------------------------------------------------
 
     def rows_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Slots of resident pages -> device rows, same shape and dtype; negative slots stay as they are.
+        """Slots of resident pages, or such that are about to be written -> device rows, same shape and dtype; negative
+        slots stay as they are.
 
         A slot of a page that is not resident gives -1 or less: callers know that there is none. Graph-safe.
         """
-        return map_kernel.map_rows(self.tables.page_map, slots)
-
-    def write_rows_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Slots that are about to be written (int64, never negative) -> device rows. Graph-safe."""
         return map_kernel.map_rows(self.tables.page_map, slots)
 
     def device_table_of(self, table: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ class TierServer(FakeServer):
         for page in dict.fromkeys(to_write):
             self.writes += 1
             self.content[page] = (page, self.writes)
-            device_rows = self.tier.write_rows_of(self._slots([page]))
+            device_rows = self.tier.rows_of(self._slots([page]))
             for layer in self.layers:
                 for plane, buffer in enumerate(self.planes(layer)):
                     shape = (PAGE, buffer.row_bytes)

@@ -27,11 +27,9 @@ class PageMap:
         self.map = torch.tensor([of.get(page, -1) for page in range(LOGICAL + 1)])
         self.looked_up = 0
 
-    def write_rows_of(self, slots: torch.Tensor) -> torch.Tensor:
+    def rows_of(self, slots: torch.Tensor) -> torch.Tensor:
         self.looked_up += 1
         return self.map[slots // PAGE] * PAGE + slots % PAGE
-
-    rows_of = write_rows_of
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "hisparse/followers.cuh"
+#include "hisparse/listed.cuh"
 #include "hisparse/resolve.cuh"
 
 namespace hisparse {
@@ -34,11 +34,10 @@ struct Resolve {
   static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index,
                   tvm::ffi::TensorView hot_rows, tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot,
                   tvm::ffi::TensorView hot_stamp, tvm::ffi::TensorView clock, int64_t group,
-                  tvm::ffi::TensorView planes, int64_t leader_chunks, int64_t host, int64_t host_row_bytes,
+                  tvm::ffi::TensorView planes, int64_t read_planes, int64_t host, int64_t host_row_bytes,
                   tvm::ffi::TensorView selection, tvm::ffi::TensorView request, int64_t rows_per_request,
                   tvm::ffi::TensorView out, tvm::ffi::TensorView stats, tvm::ffi::TensorView heat,
-                  tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count, int64_t split_below,
-                  bool reads_rows, int64_t blocks) {
+                  tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count, int64_t blocks) {
     using namespace sglang::host;
     auto pages = SymbolicSize{"pages"}, requests = SymbolicSize{"requests"}, groups = SymbolicSize{"groups"};
     auto tables = SymbolicSize{"tables"}, hot = SymbolicSize{"hot rows"};
@@ -114,6 +113,9 @@ struct Resolve {
                         : entries <= 4 * kThreads ? resolve_kernel<4>
                                                   : resolve_kernel<8>;
 
+    const PlaneTable all_planes = plane_table(planes, 0, planes.size(0), host, host_row_bytes);
+    CHECK_HOST(0 <= read_planes && read_planes <= planes.size(0))
+        << "asked to read " << read_planes << " of " << planes.size(0) << " planes";
     const int64_t table = group * tables.unwrap();
     const bool lists = listed.unwrap() > 0;
     const ResolveParams params{
@@ -137,11 +139,9 @@ struct Resolve {
         .entries = static_cast<int32_t>(entries),
         .cell_bits = cell_bits,
         .wide_request = id.is_type<int64_t>(),
-        .reads_rows = reads_rows,
         .host_row_bytes = host_row_bytes,
-        .leader_chunks = int32_t(leader_chunks),
-        .split_below = int32_t(std::min<int64_t>(split_below, kMaxEntries + 1)),
-        .planes = plane_table(planes, 0, planes.size(0), host, host_row_bytes),
+        .read_chunks = read_planes == 0 ? 0 : all_planes.end[read_planes - 1],
+        .planes = all_planes,
     };
     LaunchKernel launch(static_cast<uint32_t>(batch.unwrap() * blocks), kThreads, device.unwrap(), smem);
     launch.enable_pdl();
@@ -150,10 +150,10 @@ struct Resolve {
   }
 };
 
-struct FetchFollowers {
-  static void run(tvm::ffi::TensorView planes, int64_t first, int64_t host, int64_t host_row_bytes,
-                  tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count, int64_t batch,
-                  int64_t blocks) {
+struct FetchListed {
+  static void run(tvm::ffi::TensorView planes, int64_t first, int64_t behind, int64_t host,
+                  int64_t host_row_bytes, tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count,
+                  int64_t batch, int64_t blocks, bool follows_kernel) {
     using namespace sglang::host;
     auto listed = SymbolicSize{"listed requests"}, listed_rows = SymbolicSize{"listed rows"};
     auto device = SymbolicDevice{};
@@ -166,16 +166,18 @@ struct FetchFollowers {
         << batch << " requests of a list of " << listed.unwrap() << "; the kernel takes at most "
         << kMaxBatch;
     CHECK_HOST(blocks > 0) << "a fetch needs at least one thread block, got " << blocks;
-    const FollowerParams params{
+    const ListedParams params{
         .miss_rows = static_cast<const int2*>(miss_rows.data_ptr()),
         .miss_count = static_cast<const int32_t*>(miss_count.data_ptr()),
         .miss_stride = int32_t(listed_rows.unwrap()),
         .batch = int32_t(batch),
         .host_row_bytes = host_row_bytes,
-        .planes = plane_table(planes, first, planes.size(0), host, host_row_bytes),
+        .planes = plane_table(planes, first, behind, host, host_row_bytes),
     };
     if (batch == 0 || params.planes.chunks == 0) return;
-    LaunchKernel(static_cast<uint32_t>(blocks), kThreads, device.unwrap())(followers_kernel, params);
+    LaunchKernel launch(static_cast<uint32_t>(blocks), kThreads, device.unwrap());
+    if (follows_kernel) launch.enable_pdl();
+    launch(listed_kernel, params);
   }
 };
 

@@ -21,17 +21,28 @@ PERCENT = (13.4, 30.0, 100.0)
 
 
 class Split:
-    """Ours in two launches: the leader's rows with the list of misses, then the followers' rows from the list."""
+    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, layer by
+    layer. `swept`: the leader's from the list as well."""
 
-    def __init__(self, ours: Ours) -> None:
-        self.ours, self.batch = ours, len(ours.request)
-        self.misses = resolve.MissList.create(self.batch, ours.placement.k, ours.request.device)
+    def __init__(self, ours: Ours, swept: bool = False) -> None:
+        self.ours, self.batch, self.swept, self.misses = ours, len(ours.request), swept, ours.misses
 
     def leader(self) -> None:
-        self.ours.launch(misses=self.misses)
+        self.ours.launch(planes=0 if self.swept else 1, misses=self.misses)
+        if self.swept:
+            resolve.fetch_listed(
+                self.ours.group,
+                self.misses,
+                self.batch,
+                0,
+                1,
+                blocks=resolve.SWEEP_BLOCKS,
+                follows_resolve=True,
+            )
 
     def followers(self) -> None:
-        resolve.fetch_followers(self.ours.group, self.misses, self.batch)
+        for plane in range(1, len(self.ours.planes)):
+            resolve.fetch_listed(self.ours.group, self.misses, self.batch, plane, plane + 1)
 
     def both(self) -> None:
         self.leader()
@@ -42,8 +53,8 @@ class Split:
         self.leader()
 
 
-def time_split(bench: Bench, ours: Ours, misses: int, **fields: object) -> None:
-    split = Split(ours)
+def time_split(bench: Bench, ours: Ours, misses: int, swept: bool = False, **fields: object) -> None:
+    split = Split(ours, swept)
     ours.poison()
     split.both()
     wrong, counted = ours.wrong_rows(), split.misses.count.tolist()
@@ -55,7 +66,8 @@ def time_split(bench: Bench, ours: Ours, misses: int, **fields: object) -> None:
     ):
         times = bench.timer.measure(launch, before)
         moved = split.batch * misses * planes * ROW_BYTES
-        bench.timed(times, moved, system="ours", part=part, misses=misses, wrong=wrong, exact=exact, **fields)
+        name = f"{part}, swept" if swept else part
+        bench.timed(times, moved, system="ours", part=name, misses=misses, wrong=wrong, exact=exact, **fields)
     if wrong or not exact:
         raise RuntimeError(f"{wrong} wrong rows; misses a request {counted}, wanted {misses}")
 
@@ -103,7 +115,7 @@ def one_batch(bench: Bench, pool: float, batch: int) -> None:
         where = {"pool_gib": pool, "row_bytes": LAYERS * ROW_BYTES, "batch": batch, "percent": percent}
         name = f"group, {pool} GiB, batch {batch}, {percent} %"
         bench.attempt(
-            f"one launch: {name}", time_ours, bench, ours, misses, "ours", part="one launch", **where
+            f"one launch: {name}", time_ours, bench, ours, misses, "resolve alone", part="one launch", **where
         )
         bench.attempt(f"split: {name}", time_split, bench, ours, misses, **where)
         bench.attempt(f"stock: {name}", time_stock, bench, stock, misses, **where)

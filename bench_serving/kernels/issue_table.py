@@ -13,7 +13,7 @@ Key = tuple[Any, ...]
 HEAD = ("figure", "stock here (issue)", "asked", "measured", "met")
 
 GROUP_PARTS = (
-    ("ours", "one launch"),
+    ("resolve alone", "one launch"),
     ("ours", "leader, then followers"),
     ("ours", "leader"),
     ("ours", "followers"),
@@ -121,12 +121,33 @@ def _group(lines: list[Line]) -> list[str]:
     }  # fmt: skip
     stock = speeds["stock", "leader, then followers"]
     here = f"{_span(stock, 'GB/s')} (25)" if stock else "(25 GB/s)"
-    one, split = speeds["ours", "one launch"], speeds["ours", "leader, then followers"]
+    one, split = speeds["resolve alone", "one launch"], speeds["ours", "leader, then followers"]
     if not one:
         return [figure, here, "45 GB/s", UNKNOWN, "-"]
     text = f"one launch {_span(one, 'GB/s')}" + (f"; split {_span(split, 'GB/s')}" if split else "")
     under = 45 - min(one)
     return [figure, here, "45 GB/s", text, "yes" if under <= 0 else f"no: {under:.1f} GB/s under at worst"]
+
+
+def _beside_compute(lines: list[Line]) -> list[str]:
+    """Four layers with rows fetched apart, beside the same with one launch; and what the fetch adds to the compute."""
+    figure = "followers apart, beside compute, batch 1 to 128"
+    us = {
+        (line["part"], line["batch"], line["percent"]): line["us"]
+        for line in lines
+        if line.get("section") == "listed" and "compute" in line.get("part", "")
+    }
+    ratios = {
+        key: us["apart, compute", *key] / us["one launch, compute", *key]
+        for part, *rest in us
+        if part == "one launch, compute" and ("apart, compute", *(key := tuple(rest))) in us
+    }
+    if not ratios:
+        return [figure, "-", "never slower than one launch", UNKNOWN, "-"]
+    worst = max(ratios, key=lambda key: ratios[key])
+    text = f"{min(ratios.values()):.2f} to {ratios[worst]:.2f} x the time; worst at batch {worst[0]}, {worst[1]} %"
+    met = "yes" if ratios[worst] <= 1.01 else f"no: {100 * (ratios[worst] - 1):.0f} % at worst"
+    return [figure, "-", "never slower than one launch", text, met]
 
 
 def _copies(lines: list[Line]) -> list[list[str]]:
@@ -182,5 +203,6 @@ def rows(lines: list[Line]) -> list[list[str]]:
         ),
         *_beside_the_ceiling(lines),
         _group(lines),
+        _beside_compute(lines),
         *_copies(lines),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 
 from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, plan_planes
+from sglang_hisparse.tier.listed_fetch import worth_sweeping
 
 from .pool import HostBytes, expected_bytes
 from .selections import Placement
@@ -17,7 +18,8 @@ _POISON = 0xA5
 
 
 class Ours:
-    """One index group of `layers` planes of `row_bytes`; every request leases a hot table. One step is `launch`."""
+    """One index group of `layers` planes of `row_bytes`; every request leases a hot table. One step is `launch`
+    (resolve alone) or `serve` (as a server fetches a group of one layer)."""
 
     def __init__(
         self, placement: Placement, pool: HostBytes, host: torch.Tensor, row_bytes: int, layers: int = 1
@@ -52,6 +54,8 @@ class Ours:
         self.selection = torch.empty(batch, placement.k, dtype=torch.int32, device=device)
         self.out = torch.empty_like(self.selection)
         self.stats = torch.zeros(4, dtype=torch.int64, device=device)
+        self.swept = worth_sweeping(host.nbytes, batch)
+        self.misses = resolve.MissList.create(batch, placement.k, device)
 
     def slots(self, tokens: torch.Tensor) -> torch.Tensor:
         """SGLang's slots of tokens [batch, n]."""
@@ -76,6 +80,16 @@ class Ours:
         resolve.resolve(
             self.tables, self.group, self.selection, self.request, 1, self.out, self.stats, **options
         )
+
+    def serve(self) -> None:
+        if not self.swept:
+            self.launch()
+            return
+        self.launch(planes=0, misses=self.misses)
+        resolve.fetch_listed(
+            self.group, self.misses, len(self.request), 0, len(self.planes),
+            blocks=resolve.SWEEP_BLOCKS, follows_resolve=True,
+        )  # fmt: skip
 
     def poison(self) -> None:
         """Reset, with the right bytes in the hot entries that the selection uses and no others anywhere."""

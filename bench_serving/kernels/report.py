@@ -68,10 +68,12 @@ def _ceilings(lines: list[Line]) -> list[str]:
     ]
 
 
+CELL = "ours / stock / oracle / gather of the same rows / resolve alone where ours sweeps"
+
+
 def _cell(lines: list[Line]) -> str:
-    """ours / stock / oracle / gather, in us."""
     cells = []
-    for system in ("ours", "stock", "oracle", "gather"):
+    for system in ("ours", "stock", "oracle", "gather", "resolve alone"):
         found = [line["us"] for line in pick(lines, system=system)]
         cells.append(f"{min(found):.1f}" if found else "-")
     return " / ".join(cells)
@@ -99,7 +101,7 @@ def _resolve(lines: list[Line]) -> list[str]:
                 [batch, *(_cell(pick(here, batch=batch, percent=percent)) for percent in percents)]
                 for batch in values(here, "batch")
             ]
-            out.append(f"{pool} GiB, {row_bytes} B rows: ours / stock / oracle / gather of the same rows, us")
+            out.append(f"{pool} GiB, {row_bytes} B rows, us: {CELL}")
             out.append(markdown(["batch", *(f"{p} %" for p in percents)], table))
     return out
 
@@ -115,6 +117,26 @@ def _groups(lines: list[Line]) -> list[str]:
                 cells.append(f"{best['us']} us, {best['gb_s']} GB/s" if best else "-")
             rows.append([batch, f"{system} {part}", *cells])
     return ["Four layers of 656 B", markdown(["batch", "", *(f"{p} %" for p in percents)], rows)]
+
+
+def _listed(lines: list[Line]) -> list[str]:
+    """Rows of parts; GB/s where bytes were moved, else microseconds alone."""
+    percents = values(lines, "percent")
+    parts = list(dict.fromkeys((line["system"], line["part"]) for line in lines if "part" in line))
+    rows = []
+    for batch in values(lines, "batch"):
+        for system, part in parts:
+            cells = []
+            for percent in percents:
+                here = pick(lines, batch=batch, system=system, part=part, percent=percent)
+                best = min(here, key=lambda line: line["us"], default=None)
+                speed = f", {best['gb_s']} GB/s" if best and "gb_s" in best else ""
+                cells.append(f"{best['us']} us{speed}" if best else "-")
+            rows.append([batch, f"{system} {part}", *cells])
+    return [
+        "Four layers of 656 B, pages of a request together",
+        markdown(["batch", "", *(f"{p} %" for p in percents)], rows),
+    ]
 
 
 def _pages(lines: list[Line]) -> list[str]:
@@ -192,8 +214,8 @@ def show(folder: Path) -> None:
     """Print everything that can be told from the lines."""
     lines = load(folder)
     tables = {
-        "ceilings": _ceilings, "resolve": _resolve, "groups": _groups, "pages": _pages, "page_tune": _page_tune,
-        "tune": _tune,
+        "ceilings": _ceilings, "resolve": _resolve, "groups": _groups, "listed": _listed, "pages": _pages,
+        "page_tune": _page_tune, "tune": _tune,
     }  # fmt: skip
     for section, table in tables.items():
         own = [line for line in pick(lines, section=section) if "failed" not in line]

@@ -18,14 +18,18 @@ PERCENT = (0.0, 5.0, 13.4, 30.0, 100.0)
 
 
 def time_ours(bench: Bench, ours: Ours, misses: int, system: str = "ours", **fields: object) -> None:
-    """Check once (unless the bytes are left out), then time; the counters must say `misses` at every replay."""
+    """Check once (unless the bytes are left out), then time; the counters must say `misses` at every replay.
+
+    `system`: ours, as a server does it; oracle, without the bytes; resolve alone, which reads all rows itself.
+    """
     oracle = system == "oracle"
-    options = {"copy_rows": False} if oracle else {}
+    launches = {"ours": ours.serve, "oracle": partial(ours.launch, planes=0), "resolve alone": ours.launch}
+    launch = launches[system]
     ours.poison()
-    ours.launch(**options)
+    launch()
     wrong = 0 if oracle else ours.wrong_rows()
     ours.stats.zero_()
-    times = bench.timer.measure(lambda: ours.launch(**options), ours.reset)
+    times = bench.timer.measure(launch, ours.reset)
     batch, k = ours.selection.shape
     wanted = [0, batch * (k - misses) * times.launches, batch * misses * times.launches, 0]
     counted = ours.stats.tolist()
@@ -83,7 +87,7 @@ def one_batch(bench: Bench, pool: float, row_bytes: int, batch: int) -> None:
             "hot": sizes.hot,
         }
         name = f"{pool} GiB, {row_bytes} B, batch {batch}, {percent} %"
-        for system in ("ours", "oracle"):
+        for system in ("ours", "oracle", *(["resolve alone"] if ours.swept else [])):
             bench.attempt(f"{system}: {name}", time_ours, bench, ours, misses, system, **where)
         bench.attempt(f"stock: {name}", time_stock, bench, stock, misses, **where)
         if misses:

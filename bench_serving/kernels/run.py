@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import ceilings, groups, page_tune, pages, resolve, tune
+from . import ceilings, groups, listed, page_tune, pages, resolve, tune
 from .bench import main
 
 SECTIONS = {
     "ceilings": ceilings.run,
     "resolve": resolve.run,
     "groups": groups.run,
+    "listed": listed.run,
     "pages": pages.run,
     "page_tune": page_tune.run,
     "tune": tune.run,

@@ -14,7 +14,7 @@ from sglang_hisparse.tier.layout import PAGE
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`batch` requests of `context` tokens, all spilled, whose pages lie at random in the host pool.
+    """`batch` requests of `context` tokens, all spilled, whose pages lie at random in the host pool, or together.
 
     host_page  int64 [batch, context / 64]  host page of each page of a request; distinct within a request
     hot        int64 [batch, hot]           token held by each hot entry, distinct
@@ -44,9 +44,18 @@ class Placement:
         return self.host_page.gather(1, tokens // PAGE) * PAGE + tokens % PAGE
 
 
-def place(batch: int, k: int, hot: int, pages: int, pool_pages: int, generator: torch.Generator) -> Placement:
+def place(
+    batch: int,
+    k: int,
+    hot: int,
+    pages: int,
+    pool_pages: int,
+    generator: torch.Generator,
+    together: bool = False,
+) -> Placement:
     """A random placement on the generator's device. The newest token is never hot nor selected.
 
+    `together`: the pages of a request lie one behind the other, requests in random order over the whole pool.
     Requests share host pages only where the pool has too few. ValueError where a request has too few tokens.
     """
     device = generator.device
@@ -54,8 +63,14 @@ def place(batch: int, k: int, hot: int, pages: int, pool_pages: int, generator: 
         raise ValueError(
             f"{hot} hot and {k} fresh tokens of {pages} pages, in a host pool of {pool_pages} pages"
         )
-    order = torch.randperm(pool_pages, generator=generator, device=device)
-    host_page = order[torch.arange(batch * pages, device=device) % pool_pages].view(batch, pages)
+    order = torch.randperm(
+        pool_pages // pages if together else pool_pages, generator=generator, device=device
+    )
+    if together:
+        place_of = order[torch.arange(batch, device=device) % len(order)]
+        host_page = place_of.unsqueeze(1) * pages + torch.arange(pages, device=device)
+    else:
+        host_page = order[torch.arange(batch * pages, device=device) % pool_pages].view(batch, pages)
     tokens = torch.rand(batch, pages * PAGE - 1, generator=generator, device=device).argsort(dim=1)
     age = torch.rand(batch, hot, generator=generator, device=device).log2().neg().long().clamp(max=30)
     return Placement(host_page, tokens[:, :hot].contiguous(), age, tokens[:, hot : hot + k].contiguous())

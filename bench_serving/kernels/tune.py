@@ -1,4 +1,4 @@
-"""The choices our kernels leave open: blocks a request for resolve, blocks for the fetch of followers."""
+"""The choices our kernels leave open: blocks a request for resolve, blocks for fetches from the list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def follower_blocks(bench: Bench, batch: int) -> None:
         ours.choose(select(placement, misses, generator))
         split.before_followers()
         for blocks in FOLLOWER_BLOCKS:
-            launch = partial(resolve.fetch_followers, ours.group, split.misses, batch, blocks=blocks)
+            launch = partial(resolve.fetch_listed, ours.group, split.misses, batch, 1, LAYERS, blocks=blocks)
             launch()
             bench.timed(
                 bench.timer.measure(launch, split.before_followers, replays=10),

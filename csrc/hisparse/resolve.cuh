@@ -55,7 +55,7 @@ struct ResolveParams {
   int32_t* out;               // [batch, entries], other memory than selection
   unsigned long long* stats;  // [4] resident, hot, missed, overflow; or null
   int32_t* heat;              // [pages] or null
-  int2* miss_rows;            // [batch, miss_stride] host row, device row of what was fetched; or null
+  int2* miss_rows;            // [batch, miss_stride] host row, device row of what was missed; or null
   int32_t* miss_count;        // [batch]
   int32_t miss_stride;
   uint32_t pages;
@@ -63,12 +63,9 @@ struct ResolveParams {
   int32_t entries;     // q * W
   int32_t cell_bits;   // the hash has 2^cell_bits cells, at least 2 * entries and 4
   bool wide_request;   // request ids are int64
-  bool reads_rows;     // false: everything but the bytes, to see what they cost
   int64_t host_row_bytes;
-  int32_t leader_chunks;  // of the leader's planes, which come first
-  int32_t
-      split_below;    // a request with fewer misses reads those only and lists its rows; never without a list
-  PlaneTable planes;  // of the group
+  int32_t read_chunks;  // of a missed row, from the first plane on; 0: its bytes come later, or never
+  PlaneTable planes;    // of the group
 };
 
 // Shared memory of one block. The host sizes it with bytes(), the kernel cuts it with the constructor.
@@ -285,10 +282,8 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const int victims = min(misses, usable - hits);
   const MissRows mine{w.miss_row, w.miss_cell, set.value, rank, blocks};
   const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
-  const bool lists = p.miss_rows != nullptr && victims < p.split_below;
-  const int chunks = lists ? p.leader_chunks : p.planes.chunks;
-  const int total = p.reads_rows ? rows * chunks : 0;
-  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, chunks, total, kThreads};
+  const bool lists = p.miss_rows != nullptr;
+  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, p.read_chunks, rows * p.read_chunks, kThreads};
   constexpr int kChunks = 2;
   int4 chunk[kChunks];
   if constexpr (kEarly) gather.load(tid, chunk);

@@ -21,7 +21,7 @@ def csrc() -> Path:
 
 
 ENTRIES = {
-    "resolve": {"resolve": "hisparse::Resolve::run", "followers": "hisparse::FetchFollowers::run"},
+    "resolve": {"resolve": "hisparse::Resolve::run", "fetch_listed": "hisparse::FetchListed::run"},
     "copy_pages": {"copy_pages": "hisparse::CopyPages::run"},
     "map_rows": {
         "map_rows": "hisparse::MapRows::run",

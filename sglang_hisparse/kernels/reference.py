@@ -119,9 +119,8 @@ def resolve(
     stats: torch.Tensor | None = None,
     *,
     strict: bool = False,
-    copy_rows: bool = True,
+    planes: int | None = None,
     misses: MissList | None = None,
-    split_below: int = 2**31,
     heat: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Turn the slots one index group selected into device rows, fetching the rows that are missing.
@@ -134,10 +133,9 @@ def resolve(
     stats             int64 [4], added to: resident counts entries; hot, missed (fetched) and overflow count
                       the unique spilled slots of a request and sum to their number
     strict            raise RuntimeError, before anything is written, where an entry would overflow
-    copy_rows         False: everything but the bytes (the oracle of benchmarks; rows then hold garbage)
-    misses            filled with what was fetched, request by request; only the leader's planes are fetched then, and
-                      `fetch_followers` has to bring the others before the layers behind the leader read
-    split_below       a request with as many misses or more is not listed: all its planes are fetched at once
+    planes            how many of the group's planes are fetched, from the first on (None: all). The others of a missed
+                      row hold garbage until `fetch_listed` brings them, or for good (the oracle of benchmarks)
+    misses            filled with what was missed, request by request
     heat              int32 [P + 1], added to: 1 for the page of every 16th entry of a request that selects something
 
     Returns `out`. Writes hot_slot, hot_stamp and clock of the group, and the device rows of entries taken.
@@ -153,23 +151,21 @@ def resolve(
     if misses is not None:
         misses.count[: len(request)] = 0
     if spilled.any():
-        _resolve_spilled(
-            tables, group, slots, spilled, request, rows, counts, strict, copy_rows, misses, split_below
-        )
+        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict, planes, misses)
     result = rows.view(selection.shape).to(torch.int32)
     if stats is not None:
         stats += torch.tensor(counts, device=stats.device)
     return result if out is None else out.copy_(result)
 
 
-def fetch_followers(group: Group, misses: MissList, batch: int) -> None:
-    """Read the rows that `resolve` listed for requests 0 .. batch - 1, for the layers behind the leader.
+def fetch_listed(group: Group, misses: MissList, batch: int, first: int, behind: int) -> None:
+    """Read the rows that `resolve` listed for requests 0 .. batch - 1, in the planes first .. behind - 1 of the group.
 
-    Writes device rows of those layers' planes. The leader's planes are not touched.
+    Writes device rows of those planes, and nothing else.
     """
     for request in range(batch):
         rows = misses.rows[request, : int(misses.count[request])].long()
-        _read_host(group, rows[:, 0], rows[:, 1], group.leader_planes)
+        _read_host(group, rows[:, 0], rows[:, 1], first, behind)
 
 
 def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
@@ -211,9 +207,8 @@ def _resolve_spilled(
     rows: torch.Tensor,
     counts: list[int],
     strict: bool,
-    copy_rows: bool,
+    planes: int | None,
     misses: MissList | None,
-    split_below: int,
 ) -> None:
     """Steps 2 to 6 for all requests at once: fills `rows` [Q, n] where `spilled`, writes the group's tables.
 
@@ -235,13 +230,9 @@ def _resolve_spilled(
         t = tables.hot_index[request[users].long()].long()  # [a]
         row_of[leased], fetched = _place(tables, group, t, owner, slot[leased], counts, strict)
         request_of, host_rows, device_rows = users[owner[fetched[0]]], *fetched[1:]
-        few = torch.bincount(request_of, minlength=len(request))[request_of] < split_below
-        listed = few if misses is not None else torch.zeros_like(few)
         if misses is not None:
-            _list_misses(misses, request_of[listed], host_rows[listed], device_rows[listed])
-        if copy_rows:
-            _read_host(group, host_rows, device_rows, 0, group.leader_planes)
-            _read_host(group, host_rows[~listed], device_rows[~listed], group.leader_planes)
+            _list_misses(misses, request_of, host_rows, device_rows)
+        _read_host(group, host_rows, device_rows, 0, planes)
     rows[which, at] = row_of[inverse]
 
 

@@ -1,4 +1,4 @@
-"""`resolve` and the fetch of followers on the device of the pool: CPU -> reference, CUDA -> `csrc/resolve.cuh`."""
+"""`resolve` and the fetch of what it listed, on the pool's device: CPU -> reference, CUDA -> `csrc/resolve.cuh`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MAX_HOT_ROWS = 32768
 SM_BUDGET = 32
 """Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
 
-FOLLOWER_BLOCKS = 8
-"""Thread blocks that fetch followers' rows beside the model's own compute."""
+FOLLOWER_BLOCKS, SWEEP_BLOCKS = 8, 32
+"""Thread blocks that fetch listed rows: followers' beside the model's own compute, and leaders' alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MissList:
-    """What a leader's resolve fetched, for the layers behind it. On the KV device, written by resolve.
+    """What a leader's resolve missed, for `fetch_listed`. On the KV device, written by resolve.
 
-    rows   int32 [batch, entries, 2]: host row and device row of every fetched slot
+    rows   int32 [batch, entries, 2]: host row and device row of every missed slot that got a hot row
     count  int32 [batch]: how many there are
     """
 
@@ -66,9 +66,8 @@ def resolve(
     out: torch.Tensor | None = None,
     stats: torch.Tensor | None = None,
     *,
-    copy_rows: bool = True,
+    planes: int | None = None,
     misses: MissList | None = None,
-    split_below: int = MAX_ENTRIES + 1,
     heat: torch.Tensor | None = None,
     blocks: int | None = None,
 ) -> torch.Tensor:
@@ -84,37 +83,45 @@ def resolve(
     if selection.device.type != "cuda":
         return reference.resolve(
             tables, group, selection, request, rows_per_request, out, stats,
-            copy_rows=copy_rows, misses=misses, split_below=split_below, heat=heat,
+            planes=planes, misses=misses, heat=heat,
         )  # fmt: skip
     if out is None:
         out = torch.empty_like(selection)
     prepare()(
         tables.page_map, tables.hot_index, tables.hot_rows, tables.hot_len, tables.hot_slot, tables.hot_stamp,
-        tables.clock, group.index, group.plane_table, group.leader_bytes // 16,
+        tables.clock, group.index, group.plane_table, len(group.planes) if planes is None else planes,
         group.host.data_ptr(), group.host_row_bytes, selection, request, rows_per_request, out,
         selection.new_empty(0, dtype=torch.int64) if stats is None else stats,
         selection.new_empty(0) if heat is None else heat,
         selection.new_empty(0, 1, 2) if misses is None else misses.rows,
         selection.new_empty(0) if misses is None else misses.count,
-        split_below,
-        copy_rows,
         blocks_for(len(request)) if blocks is None else blocks,
     )  # fmt: skip
     return out
 
 
-def fetch_followers(
-    group: Group, misses: MissList, batch: int, *, copy_rows: bool = True, blocks: int = FOLLOWER_BLOCKS
+def fetch_listed(
+    group: Group,
+    misses: MissList,
+    batch: int,
+    first: int,
+    behind: int,
+    *,
+    blocks: int = FOLLOWER_BLOCKS,
+    follows_resolve: bool = False,
 ) -> None:
-    """See `reference.fetch_followers`. On CUDA: one launch on the current stream; CUDA-graph safe once built."""
-    if not copy_rows:
-        return
+    """See `reference.fetch_listed`.
+
+    On CUDA: one launch of `blocks` thread blocks on the current stream, no host synchronisation; CUDA-graph safe once
+    built. `follows_resolve`: the launch before it on this stream is the resolve that filled the list, whose end it
+    need not wait for to be launched.
+    """
     if misses.count.device.type != "cuda":
-        reference.fetch_followers(group, misses, batch)
+        reference.fetch_listed(group, misses, batch, first, behind)
         return
-    prepare_followers()(
-        group.plane_table, group.leader_planes, group.host.data_ptr(), group.host_row_bytes,
-        misses.rows, misses.count, batch, blocks,
+    prepare_listed()(
+        group.plane_table, first, behind, group.host.data_ptr(), group.host_row_bytes,
+        misses.rows, misses.count, batch, blocks, follows_resolve,
     )  # fmt: skip
 
 
@@ -123,6 +130,6 @@ def prepare() -> Any:
     return build.kernel("resolve", "resolve")
 
 
-def prepare_followers() -> Any:
-    """The same, and return the fetch of followers."""
-    return build.kernel("resolve", "followers")
+def prepare_listed() -> Any:
+    """The same, and return the fetch of listed rows."""
+    return build.kernel("resolve", "fetch_listed")

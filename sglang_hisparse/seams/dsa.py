@@ -91,7 +91,7 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
     if reading.layer == group.layers[0]:
         _group_rows[group.index] = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
     else:
-        tier.wait_for_rows(group)
+        tier.wait_for_rows(reading.layer)
     if runtime.read_check is not None:
         runtime.read_check.read(reading.layer, result, _group_rows[group.index])
     return _group_rows[group.index]

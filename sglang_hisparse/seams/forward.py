@@ -38,7 +38,7 @@ def build_tier(result: None, runner: Any) -> None:
         request_rows=requests.req_to_token.shape[0],
         device=device,
         copy_rows=not runtime.aids.no_copy,
-        follower_batch=largest_decode_graph() if device.type == "cuda" else None,
+        listed_batch=largest_decode_graph() if device.type == "cuda" else None,
     )
     chunk = get_schedule().chunked_prefill_size
     lifecycle = RequestLifecycle(tier, requests, chunk if chunk and chunk > 0 else None)

@@ -15,9 +15,9 @@ from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
-from sglang_hisparse.tier.followers import FollowerFetch
 from sglang_hisparse.tier.host_pool import HostPool
 from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.listed_fetch import ListedFetch
 from sglang_hisparse.tier.mover import Mover
 from sglang_hisparse.tier.page_heat import PageHeat
 
@@ -49,10 +49,10 @@ class HostTier:
         request_rows: int,
         device: torch.device,
         copy_rows: bool = True,
-        follower_batch: int | None = None,
+        listed_batch: int | None = None,
     ) -> None:
-        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle. `follower_batch`: a step of
-        more requests fetches the rows of followers with those of the leader (None: of more than there are rows)."""
+        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle. `listed_batch`: in a step of
+        more requests resolve fetches all rows itself (None: there is no such step)."""
         self.config, self.capacity, self.selector, self.device = config, capacity, selector, device
         self.copy_rows = copy_rows
         has_host = capacity.host_pages > 0
@@ -93,12 +93,9 @@ class HostTier:
         by_heat = has_host and config.spill_order == "heat"
         self.heat = PageHeat(capacity.logical_pages, device) if by_heat else None
         self.selected = SelectionCounters(len(selector.groups), device)
-        widest = max((len(layers) for layers in selector.groups), default=1)
-        self.followers = (
-            FollowerFetch(
-                min(request_rows, follower_batch or request_rows), selector.top_k, device, copy_rows
-            )
-            if device.type == "cuda" and has_host and widest > 1
+        self.listed = (
+            ListedFetch(min(request_rows, listed_batch or request_rows), selector.top_k, device, copy_rows)
+            if device.type == "cuda" and has_host
             else None
         )
         self._counted = False
@@ -236,9 +233,10 @@ class HostTier:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
         leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
         group = self.layout.groups[self.layout.layer_to_group[layer]]
-        split = self.followers if len(group.layers) > 1 else None
-        if split and len(request) > split.batch:
-            split = None
+        listed = self.listed
+        if listed is not None and not listed.lists(group, len(request)):
+            listed = None
+        planes = listed.planes(group, len(request)) if listed else None
         rows = resolve_kernel.resolve(
             self.tables,
             group,
@@ -246,19 +244,18 @@ class HostTier:
             request,
             1,
             stats=self.selected.rows[group.index],
-            copy_rows=self.copy_rows,
+            planes=planes if self.copy_rows else 0,
             heat=None if self.heat is None else self.heat.counts,
-            misses=split.misses if split else None,
-            split_below=split.split_below(len(request)) if split else 0,
+            misses=listed.misses if listed else None,
         )
-        if split:
-            split.start(group, len(request))
+        if listed:
+            listed.start(group, len(request))
         return rows
 
-    def wait_for_rows(self, group: Group) -> None:
-        """Before a follower of `group` reads the rows that its leader resolved. Graph-safe."""
-        if self.followers is not None:
-            self.followers.wait(group)
+    def wait_for_rows(self, layer: int) -> None:
+        """Before `layer`, a follower, reads the rows that its leader resolved. Graph-safe."""
+        if self.listed is not None:
+            self.listed.wait(layer)
 
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV

@@ -127,8 +127,6 @@ class Group:
                 f"{where}: {len(host)} host rows and {max(len(p.rows) for p in self.planes)} device rows; row ids "
                 f"are int32 and end at {MAX_ROWS}"
             )
-        if any(plane.layer != self.layers[0] for plane in self.planes[: self.leader_planes]):
-            raise ValueError(f"{where}: the planes of leader {self.layers[0]} must come first")
         if host.data_ptr() % ALIGNMENT:
             raise ValueError(f"{where}: host address {host.data_ptr():#x} must be a multiple of {ALIGNMENT}")
         for plane in self.planes:
@@ -147,13 +145,24 @@ class Group:
             raise ValueError(
                 f"{where}: the kernels read host rows by address, so the host tensor must be pinned"
             )
+        of_layers = [self.layers.index(plane.layer) for plane in self.planes]
+        if of_layers != sorted(of_layers) or set(of_layers) != set(range(len(self.layers))):
+            raise ValueError(
+                f"{where}: planes of layers {[plane.layer for plane in self.planes]}; every layer of {self.layers} "
+                "must have some, in this order"
+            )
         table = [[p.rows.data_ptr(), p.row_bytes, p.host_offset, p.layer] for p in self.planes]
         object.__setattr__(self, "plane_table", torch.tensor(table, dtype=torch.int64))
+
+    def planes_of(self, layer: int) -> tuple[int, int]:
+        """The planes of `layer`: number of the first, and of the one behind the last."""
+        mine = [number for number, plane in enumerate(self.planes) if plane.layer == layer]
+        return mine[0], mine[-1] + 1
 
     @property
     def leader_planes(self) -> int:
         """How many planes the leader has; they come first."""
-        return sum(plane.layer == self.layers[0] for plane in self.planes)
+        return self.planes_of(self.layers[0])[1]
 
     @property
     def leader_bytes(self) -> int:

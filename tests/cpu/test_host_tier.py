@@ -11,7 +11,9 @@ import torch
 
 from sglang_hisparse.kernels.resolve import MissList
 from sglang_hisparse.policy import PlannerOptions
+from sglang_hisparse.tier import listed_fetch
 from sglang_hisparse.tier.layout import PAGE
+from sglang_hisparse.tier.listed_fetch import ListedFetch
 from tests.cpu.tier_server import MHA, MLA, TierServer, tier_of
 from tests.unit.events import Events, any_sizes, random_events
 from tests.unit.fake_server import Sizes, snapshot
@@ -165,8 +167,11 @@ def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None
     server = TierServer(SMALL, random.Random(1), MLA)
     started: list[int] = []
     misses = MissList.create(2, server.tier.selector.top_k, "cpu")
-    server.tier.followers = SimpleNamespace(  # type: ignore[assignment]
-        batch=2, misses=misses, split_below=lambda _: 99, start=lambda group, batch: started.append(batch)
+    server.tier.listed = SimpleNamespace(  # type: ignore[assignment]
+        misses=misses,
+        lists=lambda group, batch: batch <= 2,
+        planes=lambda group, batch: 1,
+        start=lambda group, batch: started.append(batch),
     )
     for batch in (1, 2, 3):
         requests = torch.full((batch,), -1)
@@ -174,6 +179,20 @@ def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None
         server.tier.resolve(0, selection, requests)
     assert started == [1, 2]
     assert MissList.bytes(2, server.tier.selector.top_k) == misses.rows.nbytes + misses.count.nbytes
+
+
+def test_what_resolve_leaves_to_other_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers always; the leader where many requests read a host pool beyond the reach of translations."""
+    tier = tier_of(SMALL, MLA)
+    three, one, _ = tier.layout.groups
+    listed = ListedFetch.__new__(ListedFetch)
+    listed.batch = 64
+    asked = [(group, batch) for group in (three, one) for batch in (1, 15, 16, 64, 65)]
+    assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 6
+    assert [listed.planes(*a) for a in asked[:4]] == [1] * 4
+    monkeypatch.setattr(listed_fetch, "REACH_BYTES", one.host.nbytes - 1)
+    assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 3 + [True, True, False]
+    assert [listed.planes(*a) for a in asked[:4]] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -66,11 +66,13 @@ def test_layout_maps_layers_to_groups():
     ]
 
 
-def test_the_leaders_planes_come_first():
-    assert group(0, 2, 3).leader_planes == 1
-    planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in (3, 2))
-    with pytest.raises(ValueError, match="leader 2 must come first"):
-        Group(0, (2, 3), planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
+def test_planes_come_in_the_order_of_the_layers():
+    both = group(0, 2, 3)
+    assert both.leader_planes == 1 and (both.planes_of(2), both.planes_of(3)) == ((0, 1), (1, 2))
+    for order in ((3, 2), (2, 3, 2), (2, 2)):
+        planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in order)
+        with pytest.raises(ValueError, match=r"every layer of \(2, 3\) must have some, in this order"):
+            Group(0, (2, 3), planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
 
 
 def test_row_ids_that_do_not_fit_are_refused():

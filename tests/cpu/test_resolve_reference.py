@@ -288,13 +288,16 @@ def test_followers_get_the_rows_that_the_leader_fetched():
     misses.count.fill_(7)
     selection = torch.tensor([[64, 65, 130, 64], [66, 66, 66, 66], [200, 330, 9, 201]], dtype=torch.int32)
     before = [plane.rows.clone() for plane in group.planes]
-    out = resolve.resolve(world.tables, group, selection, request, 1, misses=misses)
+    out = resolve.resolve(world.tables, group, selection, request, 1, planes=2, misses=misses)
     assert misses.count.tolist() == [3, 0, 2, 7]  # the fourth is not part of this batch
     rows = out[0, :3].tolist(), out[2, [0, 3]].tolist()
     assert misses.rows[0, :3].tolist() == [[128 - 64, rows[0][0]], [129 - 64, rows[0][1]], [130, rows[0][2]]]
     assert misses.rows[2, :2].tolist() == [[200, rows[1][0]], [201, rows[1][1]]]
     assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:], before[2:], strict=True))
-    resolve.fetch_followers(group, misses, 3)
+    first, second = (group.planes_of(layer) for layer in group.layers[1:])
+    resolve.fetch_listed(group, misses, 3, *second)
+    assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:4], before[2:4], strict=True))
+    resolve.fetch_listed(group, misses, 3, *first)
     for row, slots in ((0, [64, 65, 130, 64]), (2, [200, 330, 9, 201])):
         for plane in group.planes:
             want = slot_bytes(torch.tensor(slots), plane.layer, plane.name, plane.row_bytes)
@@ -302,32 +305,35 @@ def test_followers_get_the_rows_that_the_leader_fetched():
             assert torch.equal(plane.rows[out[row][found].long()], want[found])
 
 
-def test_a_request_with_many_misses_is_fetched_at_once():
+@pytest.mark.parametrize("planes", [None, 0, 1])
+def test_a_list_says_what_was_missed_whatever_was_fetched(planes: int | None):
     world = World.make(random.Random(6), group_layers=[(0, 1)], planes=MLA)
     world.spill(1, 0)
     group, misses = world.layout.groups[0], resolve.MissList.create(2, 4, "cpu")
     selection = torch.tensor([[64, 65, 66, 67], [64, 65, -1, -1]], dtype=torch.int32)
     out = resolve.resolve(
-        world.tables, group, selection, torch.tensor([5, 1]), 1, misses=misses, split_below=3
+        world.tables, group, selection, torch.tensor([5, 1]), 1, planes=planes, misses=misses
     )
-    assert misses.count.tolist() == [0, 2]
-    wanted = slot_bytes(torch.arange(64, 68), 1, "latent", 48)
-    rows = group.planes[1].rows
-    assert torch.equal(rows[out[0].long()], wanted) and not torch.equal(rows[out[1, :2].long()], wanted[:2])
-    resolve.fetch_followers(group, misses, 2)
-    assert torch.equal(rows[out[1, :2].long()], wanted[:2])
+    assert misses.count.tolist() == [4, 2]
+    for number, plane in enumerate(group.planes):
+        wanted = slot_bytes(torch.arange(64, 68), plane.layer, plane.name, plane.row_bytes)
+        fetched = planes is None or number < planes
+        assert torch.equal(plane.rows[out[0].long()], wanted) is fetched
+        resolve.fetch_listed(group, misses, 2, number, number + 1)
+        assert torch.equal(plane.rows[out[0].long()], wanted)
+        assert torch.equal(plane.rows[out[1, :2].long()], wanted[:2])
 
 
 def test_without_bytes_everything_else_is_the_same():
     worlds = [one_group(), one_group()]
-    for world, copy_rows in zip(worlds, (True, False), strict=True):
+    for world, planes in zip(worlds, (None, 0), strict=True):
         world.spill(2, 5)
         saved = world.layout.groups[0].planes[0].rows.clone()
         out = resolve.resolve(
-            world.tables, world.layout.groups[0], ints(130, 70), torch.tensor([4]), 1, copy_rows=copy_rows
+            world.tables, world.layout.groups[0], ints(130, 70), torch.tensor([4]), 1, planes=planes
         )
         assert out[0, 0] == world.tables.hot_rows[0, 0] and out[0, 1] == 70
-        assert torch.equal(world.layout.groups[0].planes[0].rows, saved) is not copy_rows
+        assert torch.equal(world.layout.groups[0].planes[0].rows, saved) is (planes == 0)
     assert torch.equal(worlds[0].tables.hot_slot, worlds[1].tables.hot_slot)
 
 

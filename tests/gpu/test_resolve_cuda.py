@@ -75,8 +75,10 @@ class Twin:
             self.stats[device] = torch.zeros(4, dtype=torch.int64, device=device)
             self.heat[device] = torch.zeros(case.pages + 1, dtype=torch.int32, device=device)
             self.misses[device] = resolve.MissList.create(REQUESTS + 2, case.q * case.width, device)
-        self.split_below = 0
-        self.copy_rows = True
+        self.planes: int | None = (
+            None  # that resolve fetches; with `lists` the others are fetched from the list
+        )
+        self.lists = False
         hot = torch.randperm(TABLES * case.hot_rows, generator=self.random) + (1 + case.pages) * PAGE
         hot_len = [case.hot_rows, max(case.hot_rows - 13, 0), max(case.width // 2, 1), 0]
         for tables in (self.cpu, self.cuda):
@@ -132,10 +134,10 @@ class Twin:
         return selection.view(rows, self.case.width)
 
     def run(self, selection: torch.Tensor, request: torch.Tensor, out=None, blocks=None) -> torch.Tensor:
-        """Resolve, and fetch for followers where rows are split, on the device of `selection`."""
+        """Resolve, and fetch what it listed and left, on the device of `selection`."""
         device = "cpu" if selection.device.type == "cpu" else DEVICE
         tables, group = (self.cpu, self.cpu_group) if device == "cpu" else (self.cuda, self.cuda_group)
-        misses = self.misses[device] if self.split_below else None
+        misses = self.misses[device] if self.lists else None
         out = resolve.resolve(
             tables,
             group,
@@ -144,21 +146,26 @@ class Twin:
             self.case.q,
             out,
             self.stats[device],
-            copy_rows=self.copy_rows,
+            planes=self.planes,
             misses=misses,
-            split_below=self.split_below,
             heat=self.heat[device],
             blocks=blocks,
         )
-        if misses is not None:
-            resolve.fetch_followers(group, misses, len(request), copy_rows=self.copy_rows, blocks=3)
+        if misses is not None and self.planes is not None:
+            # The first launch may begin before resolve ends, those behind it are ordinary.
+            for first, follows in ((self.planes, True), (self.planes + 1, False)):
+                behind = min(first + 1, len(group.planes)) if follows else len(group.planes)
+                if first < behind:
+                    resolve.fetch_listed(
+                        group, misses, len(request), first, behind, blocks=3, follows_resolve=follows
+                    )
         return out
 
     def check(self, selection: torch.Tensor, request: torch.Tensor, out: torch.Tensor) -> None:
         """`out` of the kernel, and everything it wrote, against the reference run now on the CPU twin."""
         assert torch.equal(out.cpu(), self.run(selection, request))
         assert torch.equal(self.heat[DEVICE].cpu(), self.heat["cpu"])
-        if self.split_below:
+        if self.lists:
             ours, theirs = self.misses[DEVICE], self.misses["cpu"]
             assert torch.equal(ours.count.cpu(), theirs.count)
             for row, count in enumerate(theirs.count.tolist()):
@@ -216,12 +223,12 @@ def test_resident_selections_read_and_write_no_hot_table_small() -> None:
     assert twin.stats["cpu"][1:].tolist() == [0, 0, 0] and not twin.cuda.clock.any()
 
 
-@pytest.mark.parametrize("split_below", [10_000, 300, 1], ids=["all", "some", "none"])
+@pytest.mark.parametrize("planes", [None, 0, 1])
 @pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8]], ids=lambda case: case.name)
-def test_followers_rows_come_apart(case: Case, split_below: int) -> None:
-    """Listed requests get the leader's rows from resolve and the others from the fetch; the rest all at once."""
+def test_listed_rows_come_apart(case: Case, planes: int | None) -> None:
+    """Resolve fetches the first planes or none, launches behind it the others; or all, and the list is only kept."""
     twin = Twin(case)
-    twin.split_below = split_below
+    twin.planes, twin.lists = planes, True
     for _ in range(3):
         twin.step()
     assert twin.stats["cpu"][2] > 0
@@ -229,7 +236,7 @@ def test_followers_rows_come_apart(case: Case, split_below: int) -> None:
 
 def test_without_bytes_small() -> None:
     twin = Twin(CASES[1])
-    twin.copy_rows = False
+    twin.planes = 0
     for _ in range(3):
         twin.step()
     assert twin.stats["cpu"][2] > 0
@@ -243,7 +250,7 @@ def test_a_captured_graph_follows_selections_and_page_map(case: Case) -> None:
     selection = torch.zeros(len(padded) * case.q, case.width, dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(selection)
 
-    twin.split_below = 700  # some requests are split, some not
+    twin.planes, twin.lists = 1, True
 
     def launch() -> None:
         twin.run(selection, request, out)
@@ -302,6 +309,8 @@ def test_limits_are_refused_with_numbers_small() -> None:
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, narrow)
     with pytest.raises(RuntimeError, match="1, 2, 4 or 8 blocks, not by 3"):
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, blocks=3)
+    with pytest.raises(RuntimeError, match="asked to read 2 of 1 planes"):
+        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, planes=2)
     with pytest.raises(RuntimeError, match=r"the list of misses holds 1 requests of 2 rows"):
         few = resolve.MissList.create(1, 2, DEVICE)
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, misses=few)

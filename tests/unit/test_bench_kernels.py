@@ -16,6 +16,7 @@ from bench_serving.kernels import (  # noqa: E402
     ceilings,
     groups,
     issue_table,
+    listed,
     page_tune,
     pages,
     report,
@@ -58,6 +59,8 @@ def test_exactly_so_many_misses(batch: int, misses: int) -> None:
 def test_requests_share_host_pages_only_where_they_must() -> None:
     roomy = place(4, K, HOT, PAGES, 4 * PAGES, generator()).host_page.flatten()
     assert len(roomy.unique()) == len(roomy)
+    together = place(4, K, HOT, PAGES, 5 * PAGES, generator(), together=True).host_page
+    assert (together[:, 1:] - together[:, :-1] == 1).all() and len(together.unique()) == 4 * PAGES
     tight = place(4, K, HOT, PAGES, PAGES, generator()).host_page
     assert all(len(row.unique()) == PAGES for row in tight)
 
@@ -99,7 +102,7 @@ def test_a_launch_that_copies_nothing_is_seen(pool: HostBytes) -> None:
     ours = Ours(placement, pool, pool.rows(40 * 64 * ROW, ROW), ROW)
     ours.choose(select(placement, 13, generator()))
     ours.poison()
-    ours.launch(copy_rows=False)
+    ours.launch(planes=0)
     assert ours.wrong_rows() == 2 * 13
 
 
@@ -129,15 +132,15 @@ def test_spread() -> None:
 
 def test_a_rehearsal_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rehearsal = bench.Bench("cpu", True, tmp_path)
-    for name, section in (("ceilings", ceilings), ("resolve", resolve), ("groups", groups), ("pages", pages),
-                          ("page_tune", page_tune), ("tune", tune)):  # fmt: skip
+    for name, section in (("ceilings", ceilings), ("resolve", resolve), ("groups", groups), ("listed", listed),
+                          ("pages", pages), ("page_tune", page_tune), ("tune", tune)):  # fmt: skip
         rehearsal.open(name, "a test")
         assert rehearsal.attempt(name, section.run, rehearsal)
     assert rehearsal.failures == []
     lines = report.load(tmp_path)
     assert all(line.get("exact", True) and not line.get("wrong") for line in lines)
     report.show(tmp_path)
-    assert capsys.readouterr().out.count("not measured") == 5  # batch 16 and the slow-down of a step
+    assert capsys.readouterr().out.count("not measured") == 6  # batch 16, and steps beside copies and fetches
 
 
 def test_a_failure_is_counted_and_the_rest_goes_on(
@@ -167,7 +170,12 @@ def test_a_figure_says_by_how_much_it_misses() -> None:
         where | {"system": "gather", "batch": 16, "percent": 30.0, "us": 97.0, "gb_s": 41.0},
         where | {"section": "ceilings", "kind": "gather", "us": 9.0, "gb_s": 41.0},
     ]
+    for part, us in (("compute alone", 50.0), ("one launch, compute", 80.0), ("apart, compute", 84.0)):
+        lines.append({"section": "listed", "part": part, "batch": 64, "percent": 30.0, "us": us})
     rows = {(row[0], row[2]): row for row in issue_table.rows(lines)}
+    assert rows["followers apart, beside compute, batch 1 to 128", "never slower than one launch"][3:] == [
+        "1.05 to 1.05 x the time; worst at batch 64, 30.0 %", "no: 5 % at worst",
+    ]  # fmt: skip
     assert rows["all resident", "4 us"][3:] == ["3.0 to 5.0 us", "no: 1.0 us over (25 %)"]
     assert rows["batch 1, 13.4 %, 656 B, 0.3 GiB", "20 us"] == [
         "batch 1, 13.4 %, 656 B, 0.3 GiB", "51.0 us (51)", "20 us", "19.0 us", "yes",

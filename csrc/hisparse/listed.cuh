@@ -1,5 +1,9 @@
-// Fetch of the layers that follow a leader: the rows that the leader's resolve fetched, in the group's other
-// planes. It runs on a side stream under the compute between the layers, so it takes few blocks.
+// Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute in
+// between; and of the leader where many requests miss.
+//
+// Requests are swept one after another. A GPU keeps translations of about 1.5 GiB of host memory, in pieces of
+// 2 MiB, and reads short rows at two thirds of the link's speed beyond that; a request's host pages lie close
+// together, those of all requests do not.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +15,13 @@ namespace hisparse {
 
 constexpr int kMaxBatch = 4096;
 
-struct FollowerParams {
+struct ListedParams {
   const int2* miss_rows;      // [batch, miss_stride] host row, device row
   const int32_t* miss_count;  // [batch]
   int32_t miss_stride;
   int32_t batch;
   int64_t host_row_bytes;
-  PlaneTable planes;  // of the layers behind the leader
+  PlaneTable planes;  // to fetch
 };
 
 struct ListedRows {
@@ -28,8 +32,9 @@ struct ListedRows {
 
 // All requests' rows are one range that all threads of the grid share: a request's first chunk goes to the
 // thread behind the one that took the last chunk of the request before.
-__global__ __launch_bounds__(kThreads, 1) void followers_kernel(const __grid_constant__ FollowerParams p) {
+__global__ __launch_bounds__(kThreads, 1) void listed_kernel(const __grid_constant__ ListedParams p) {
   __shared__ int32_t counts[kMaxBatch];
+  wait_for_earlier_kernels();
   for (int b = threadIdx.x; b < p.batch; b += kThreads) counts[b] = p.miss_count[b];
   __syncthreads();
   const int step = kThreads * gridDim.x;

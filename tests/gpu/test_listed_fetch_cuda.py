@@ -1,0 +1,61 @@
+"""The fetch behind resolve, on its streams: a layer that has waited reads its own rows, in a graph too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_hisparse.kernels import resolve
+from sglang_hisparse.tier import listed_fetch
+from sglang_hisparse.tier.listed_fetch import ListedFetch
+from tests.gpu.test_resolve_cuda import CASES, DEVICE, REQUESTS, Twin
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=lambda case: case.name)
+def test_every_layer_reads_what_the_reference_reads(
+    case, swept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", 1)
+    monkeypatch.setattr(listed_fetch, "REACH_BYTES", 0 if swept else 1 << 60)
+    twin, batch = Twin(case), REQUESTS + 2
+    group = twin.cuda_group
+    fetch = ListedFetch(batch, case.q * case.width, torch.device(DEVICE), copy_rows=True)
+    assert fetch.sweeps(group, batch) is swept and fetch.lists(group, batch)
+    request = torch.full((batch,), -1, dtype=twin.request_dtype, device=DEVICE)
+    selection = torch.zeros(batch * case.q, case.width, dtype=torch.int32, device=DEVICE)
+    out = torch.empty_like(selection)
+    read = [
+        torch.empty(*out.shape, plane.row_bytes, dtype=torch.uint8, device=DEVICE) for plane in group.planes
+    ]
+
+    def step() -> None:
+        resolve.resolve(
+            twin.cuda, group, selection, request, case.q, out, twin.stats[DEVICE],
+            planes=fetch.planes(group, batch), misses=fetch.misses, heat=twin.heat[DEVICE],
+        )  # fmt: skip
+        fetch.start(group, batch)
+        for layer, plane, rows in zip(group.layers, group.planes, read, strict=True):
+            if layer != group.layers[0]:
+                fetch.wait(layer)
+            rows.copy_(plane.rows[out.clamp(min=0)])
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for replay in range(case.steps):
+        ids, slots = twin.requests(), twin.select(batch * case.q)
+        request.copy_(ids)
+        selection.copy_(slots)
+        if replay % 2:
+            step()
+        else:
+            graph.replay()
+        twin.check(slots, ids, out)
+        for plane, rows in zip(twin.cpu_group.planes, read, strict=True):
+            assert torch.equal(rows.cpu(), plane.rows[out.clamp(min=0).cpu()])
+        twin.move_pages(1 + torch.randperm(case.pages, generator=twin.random)[: 1 + case.pages // 5])
+    assert twin.stats["cpu"][2] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,7 +24,11 @@ def time_ours(bench: Bench, ours: Ours, misses: int, system: str = "ours", **fie
     `system`: ours, as a server does it; oracle, without the bytes; resolve alone, which reads all rows itself.
     """
     oracle = system == "oracle"
-    launches = {"ours": ours.serve, "oracle": partial(ours.launch, planes=0), "resolve alone": ours.launch}
+    launches: dict[str, Callable[[], None]] = {
+        "ours": ours.serve,
+        "oracle": partial(ours.launch, planes=0),
+        "resolve alone": ours.launch,
+    }
     launch = launches[system]
     ours.poison()
     launch()

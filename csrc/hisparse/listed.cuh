@@ -1,9 +1,9 @@
-// Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute in
-// between; and of the leader where many requests miss.
+// Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute
+// in between; and of the leader where many requests miss.
 //
-// Requests are swept one after another. A GPU keeps translations of about 1.5 GiB of host memory, in pieces of
-// 2 MiB, and reads short rows at two thirds of the link's speed beyond that; a request's host pages lie close
-// together, those of all requests do not.
+// Requests are swept one after another. A GPU keeps translations of about 1.5 GiB of host memory, in pieces
+// of 2 MiB, and reads short rows at two thirds of the link's speed beyond that; a request's host pages lie
+// close together, those of all requests do not.
 #pragma once
 
 #include <cstdint>

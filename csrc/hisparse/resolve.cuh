@@ -283,7 +283,8 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const MissRows mine{w.miss_row, w.miss_cell, set.value, rank, blocks};
   const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
   const bool lists = p.miss_rows != nullptr;
-  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, p.read_chunks, rows * p.read_chunks, kThreads};
+  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, p.read_chunks, rows * p.read_chunks,
+                                kThreads};
   constexpr int kChunks = 2;
   int4 chunk[kChunks];
   if constexpr (kEarly) gather.load(tid, chunk);

@@ -43,6 +43,8 @@ class Request:
     sorted_at: int = -1
     looked_at: int = 0
     gone: int = 0
+    last_host: int = -1
+    """host page that was taken last for a page of it"""
     lease: Lease | None = None
     stale: bool = False
     """its row was rewritten by the radix tree: `pages` must be read again before use"""

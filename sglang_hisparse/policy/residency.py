@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from sglang_hisparse.policy.heat import Heat
+from sglang_hisparse.policy.host_pages import HostPages
 from sglang_hisparse.policy.journal import Journal
 from sglang_hisparse.policy.requests import Request
 
@@ -54,7 +55,8 @@ class Residency:
         self.host: list[int] = [-1] * count
         self.readers: list[list[Request]] = [[] for _ in range(count)]
         self.free_device = list(range(self.device_pages, 0, -1))
-        self.free_host = list(range(self.host_pages - 1, -1, -1))
+        self.free_host = HostPages(self.host_pages)
+        self.last_host = -1  # host page taken last for a page that nobody reads
         self.hot_pages = 0
         self.idle: OrderedDict[int, None] = OrderedDict()  # owned, no reader, in HBM; longest idle first
         self.idle_dirty: OrderedDict[int, None] = OrderedDict()  # those of them without a host copy
@@ -122,7 +124,7 @@ class Residency:
         else:
             self.idle_spilled -= 1
         if self.host[page] >= 0:
-            self.free_host.append(self.host[page])
+            self.free_host.give(self.host[page])
         self.device[page] = self.host[page] = -1
         for index in (self.idle, self.idle_dirty, self.shared, self.shared_dirty, self.clean_pages):
             index.pop(page, None)
@@ -206,20 +208,23 @@ class Residency:
 
     # -- moves -----------------------------------------------------------------------------------------------
 
-    def _take_host(self) -> int:
+    def _take_host(self, page: int) -> int:
+        """A host page for `page`, near the others of its first reader, or of what nobody reads."""
         if not self.free_host:
             victim, _ = self.clean_pages.popitem(last=False)
-            self.free_host.append(self.host[victim])
+            self.free_host.give(self.host[victim])
             self.host[victim] = -1
             if victim in self.idle:
                 self.idle_dirty[victim] = None
             elif victim in self.shared:
                 self.shared_dirty[victim] = None
-        return self.free_host.pop()
+        owner = self.readers[page][0] if self.readers[page] else self
+        owner.last_host = self.free_host.take(owner.last_host)
+        return owner.last_host
 
     def clean(self, page: int) -> None:
         """RESIDENT -> CLEAN: copy to the host ahead of need."""
-        host = self._take_host()
+        host = self._take_host(page)
         self.host[page] = host
         self.clean_pages[page] = None
         self.idle_dirty.pop(page, None)
@@ -289,7 +294,7 @@ class Residency:
         places = sorted(self.free_device + [self.device[p] for p in on_device] + leased)
         assert places == list(range(1, self.device_pages + 1)), "a device page is lost or in two places"
         assert len(leased) == self.hot_pages, f"{len(leased)} hot pages leased, {self.hot_pages} counted"
-        hosts = sorted(self.free_host + [h for h in self.host if h >= 0])
+        hosts = sorted([*self.free_host, *(h for h in self.host if h >= 0)])
         assert hosts == list(range(self.host_pages)), "a host page is lost or in two places"
         for page in range(1, self.logical_pages + 1):
             state, readers = self.state(page), self.readers[page]

@@ -215,7 +215,7 @@ class Room:
             if missing() <= 0:
                 break
             self._spill_request(request, missing())
-        if missing() > 0:
+        if missing() > 0 and residency.shared:  # private pages alone gained what they can
             self._spill_together(missing())
         for request in residency.requests.values():
             if missing() > 0 and (excess := self._excess_hot(request)):
@@ -284,14 +284,15 @@ class Room:
         more: dict[int, int] = {}  # row -> pages of `chosen` that it reads
         best = gained = cost = 0
         for request, _ in self._gain_order():
-            for page in self._leaving(request):
-                readers = residency.readers[page]
-                new = sum(r.lease is None and r.row not in more and self._hot_cost(r, 1) > 0 for r in readers)
+            self._sort(request)
+            for page in self._leaving(request, request.gone):
                 if len(chosen) == room or gained >= want:
                     break
-                if page in chosen or page in is_open or request not in readers or new > tables:
+                readers = residency.readers[page]
+                if not self._may_leave(page) or page in chosen or page in is_open or request not in readers:
                     continue
-                if not self._may_leave(page):
+                new = sum(r.lease is None and r.row not in more and self._hot_cost(r, 1) > 0 for r in readers)
+                if new > tables:
                     continue
                 chosen[page] = None
                 tables -= new

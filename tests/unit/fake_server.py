@@ -20,6 +20,7 @@ from sglang_hisparse.policy.admission import (
     prefill_pages,
     running_footprint,
 )
+from sglang_hisparse.policy.host_pages import HostPages
 from tests.unit.replay import Content, Memory
 
 Key = tuple[object, ...]
@@ -362,6 +363,8 @@ def snapshot(server: FakeServer) -> object:
         if hasattr(value, "items")
         else value.copy()
         if hasattr(value, "copy")
+        else list(value)
+        if isinstance(value, HostPages)
         else value
         for name, value in vars(residency).items()
         if name not in ("journal", "requests", "readers")

@@ -174,6 +174,20 @@ def test_a_page_that_is_open_for_any_reader_stays() -> None:
     assert set(spilled(planner)).isdisjoint([10, 31, 11, 12, 23, 24])
 
 
+def test_where_nothing_is_shared_no_page_is_looked_at_for_it() -> None:
+    """That would be every page of every request, whenever an allocation finds no room."""
+    planner = planner_of(24, 40)
+    for row in range(2):
+        run(planner, row, range(1 + 12 * row, 13 + 12 * row))
+
+    def together(want: int) -> None:
+        raise AssertionError(f"looks at all pages for {want}")
+
+    planner._spill_together = together  # type: ignore[method-assign]
+    assert planner.make_room(planner.gain()) and not planner.make_room(planner.gain() + 20)
+    planner.residency.check()
+
+
 def test_shared_pages_stay_where_tables_run_out() -> None:
     planner = planner_of(30, 30, tables=1)
     prefix = own(planner, range(1, 15))

@@ -175,7 +175,7 @@ struct FetchListed {
         .planes = plane_table(planes, first, behind, host, host_row_bytes),
     };
     if (batch == 0 || params.planes.chunks == 0) return;
-    LaunchKernel launch(static_cast<uint32_t>(blocks), kThreads, device.unwrap());
+    LaunchKernel launch(static_cast<uint32_t>(blocks), kListedThreads, device.unwrap());
     if (follows_kernel) launch.enable_pdl();
     launch(listed_kernel, params);
   }

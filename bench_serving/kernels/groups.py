@@ -9,6 +9,7 @@ import torch
 
 from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier.layout import PAGE
+from sglang_hisparse.tier.listed_fetch import in_growing_parts
 
 from .bench import Bench, main
 from .ours import Ours
@@ -21,8 +22,8 @@ PERCENT = (13.4, 30.0, 100.0)
 
 
 class Split:
-    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, layer by
-    layer. `swept`: the leader's from the list as well."""
+    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, in
+    parts. `swept`: the leader's from the list as well."""
 
     def __init__(self, ours: Ours, swept: bool = False) -> None:
         self.ours, self.batch, self.swept, self.misses = ours, len(ours.request), swept, ours.misses
@@ -30,19 +31,11 @@ class Split:
     def leader(self) -> None:
         self.ours.launch(planes=0 if self.swept else 1, misses=self.misses)
         if self.swept:
-            resolve.fetch_listed(
-                self.ours.group,
-                self.misses,
-                self.batch,
-                0,
-                1,
-                blocks=resolve.SWEEP_BLOCKS,
-                follows_resolve=True,
-            )
+            resolve.fetch_listed(self.ours.group, self.misses, self.batch, 0, 1, follows_resolve=True)
 
     def followers(self) -> None:
-        for plane in range(1, len(self.ours.planes)):
-            resolve.fetch_listed(self.ours.group, self.misses, self.batch, plane, plane + 1)
+        for layers in in_growing_parts(range(1, len(self.ours.planes))):  # a plane each
+            resolve.fetch_listed(self.ours.group, self.misses, self.batch, layers[0], layers[-1] + 1)
 
     def both(self) -> None:
         self.leader()

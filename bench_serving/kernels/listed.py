@@ -1,8 +1,8 @@
 """Fetches from the list of misses: requests whose host pages lie together, and what is left of a fetch beside compute.
 
 In a server the host pages of a request lie close together, unlike in the sections `resolve` and `groups`, where pages
-are anywhere in the pool. Rows that are missed are then read in one launch for all layers; apart, layer by layer; and
-apart with the leader's rows swept, request after request.
+are anywhere in the pool. Rows that are missed are read in one launch for all layers; apart, the leader's first and
+the followers' in parts; and apart with the leader's rows swept, request after request.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ class Ours:
             return
         self.launch(planes=0, misses=self.misses)
         resolve.fetch_listed(
-            self.group, self.misses, len(self.request), 0, len(self.planes),
-            blocks=resolve.SWEEP_BLOCKS, follows_resolve=True,
+            self.group, self.misses, len(self.request), 0, len(self.planes), follows_resolve=True
         )  # fmt: skip
 
     def poison(self) -> None:

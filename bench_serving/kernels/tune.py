@@ -14,7 +14,7 @@ from .selections import place, select
 
 PERCENT = (0.0, 13.4, 100.0)
 REQUEST_BLOCKS = (1, 2, 4, 8)
-FOLLOWER_BLOCKS = (4, 8, 16, 32, 64)
+LISTED_BLOCKS = (4, 8, 16, 32, 64)
 
 
 def resolve_blocks(bench: Bench, pool: float, batch: int) -> None:
@@ -45,7 +45,7 @@ def follower_blocks(bench: Bench, batch: int) -> None:
         misses = sizes.misses(percent)
         ours.choose(select(placement, misses, generator))
         split.before_followers()
-        for blocks in FOLLOWER_BLOCKS:
+        for blocks in LISTED_BLOCKS:
             launch = partial(resolve.fetch_listed, ours.group, split.misses, batch, 1, LAYERS, blocks=blocks)
             launch()
             bench.timed(

@@ -1,9 +1,9 @@
 // Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute
 // in between; and of the leader where many requests miss.
 //
-// Requests are swept one after another. A GPU keeps translations of about 1.5 GiB of host memory, in pieces
-// of 2 MiB, and reads short rows at two thirds of the link's speed beyond that; a request's host pages lie
-// close together, those of all requests do not.
+// A warp takes a row. Requests are swept one after another, with few rows under way: a GPU keeps translations
+// of about 1.5 GiB of host memory, in pieces of 2 MiB, and reads short rows at little more than half of the
+// link's speed beyond that. A request's host pages lie close together, those of all requests do not.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,8 @@
 namespace hisparse {
 
 constexpr int kMaxBatch = 4096;
+constexpr int kListedThreads = 512;
+constexpr int kRowLoads = 4;  // of a lane at once: 2 KiB of a row
 
 struct ListedParams {
   const int2* miss_rows;      // [batch, miss_stride] host row, device row
@@ -24,28 +26,59 @@ struct ListedParams {
   PlaneTable planes;  // to fetch
 };
 
-struct ListedRows {
-  const int2* rows;
-  __device__ int host_row(int n) const { return rows[n].x; }
-  __device__ int device_row(int n) const { return rows[n].y; }
-};
+// end[b] = rows of requests 0 .. b. By one warp.
+__device__ __forceinline__ void sum_up(const ListedParams& p, int32_t* end) {
+  const int lane = threadIdx.x % 32;
+  int32_t before = 0;
+  for (int first = 0; first < p.batch; first += 32) {
+    int32_t sum = first + lane < p.batch ? p.miss_count[first + lane] : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t lower = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += lower;
+    }
+    if (first + lane < p.batch) end[first + lane] = before + sum;
+    before += __shfl_sync(~0u, sum, 31);
+  }
+}
 
-// All requests' rows are one range that all threads of the grid share: a request's first chunk goes to the
-// thread behind the one that took the last chunk of the request before.
-__global__ __launch_bounds__(kThreads, 1) void listed_kernel(const __grid_constant__ ListedParams p) {
-  __shared__ int32_t counts[kMaxBatch];
+__global__ __launch_bounds__(kListedThreads) void listed_kernel(const __grid_constant__ ListedParams p) {
+  __shared__ int32_t end[kMaxBatch];
   wait_for_earlier_kernels();
-  for (int b = threadIdx.x; b < p.batch; b += kThreads) counts[b] = p.miss_count[b];
+  if (threadIdx.x < 32) sum_up(p, end);
   __syncthreads();
-  const int step = kThreads * gridDim.x;
-  int at = blockIdx.x * kThreads + threadIdx.x;  // of the thread in the next request
-  for (int b = 0; b < p.batch; b++) {
-    const int total = counts[b] * p.planes.chunks;
-    const ListedRows rows{p.miss_rows + int64_t(b) * p.miss_stride};
-    const Gather<ListedRows> gather{p.planes, rows, p.host_row_bytes, p.planes.chunks, total, step};
-    gather.run(at);
-    at = (at - total) % step;
-    if (at < 0) at += step;
+
+  const int lane = threadIdx.x % 32, warps = gridDim.x * (kListedThreads / 32), total = end[p.batch - 1];
+  int request = 0;
+  const auto listed = [&](int n) {  // ascending n only
+    while (n >= end[request]) request++;
+    return p.miss_rows[int64_t(request) * p.miss_stride + n - (request > 0 ? end[request - 1] : 0)];
+  };
+  int n = (blockIdx.x * kListedThreads + threadIdx.x) / 32;
+  int2 row = n < total ? listed(n) : int2{};
+  while (n < total) {
+    n += warps;
+    const int2 next = n < total ? listed(n) : int2{};
+    const int64_t host_row = int64_t(row.x) * p.host_row_bytes;
+    for (int first = lane; first < p.planes.chunks; first += 32 * kRowLoads) {
+      int4 chunk[kRowLoads];
+#pragma unroll
+      for (int k = 0; k < kRowLoads; k++) {
+        const int at = first + 32 * k;
+        if (at >= p.planes.chunks) break;
+        const int plane = p.planes.plane_of(at);
+        chunk[k] = load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
+      }
+#pragma unroll
+      for (int k = 0; k < kRowLoads; k++) {
+        const int at = first + 32 * k;
+        if (at >= p.planes.chunks) break;
+        const int plane = p.planes.plane_of(at);
+        store_chunk(reinterpret_cast<uint8_t*>(p.planes.device[plane] +
+                                               int64_t(row.y) * p.planes.row_bytes[plane] + at * kChunk),
+                    chunk[k]);
+      }
+    }
+    row = next;
   }
 }
 

@@ -20,8 +20,9 @@ MAX_HOT_ROWS = 32768
 SM_BUDGET = 32
 """Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
 
-FOLLOWER_BLOCKS, SWEEP_BLOCKS = 8, 32
-"""Thread blocks that fetch listed rows: followers' beside the model's own compute, and leaders' alone."""
+LISTED_BLOCKS = 16
+"""Thread blocks of 512 threads that fetch listed rows. More would have more rows under way than the GPU can keep
+translations for, and take more from the compute beside them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +108,7 @@ def fetch_listed(
     first: int,
     behind: int,
     *,
-    blocks: int = FOLLOWER_BLOCKS,
+    blocks: int = LISTED_BLOCKS,
     follows_resolve: bool = False,
 ) -> None:
     """See `reference.fetch_listed`.

@@ -8,9 +8,13 @@ from itertools import islice
 from sglang_hisparse.config import OPEN_PAGES
 from sglang_hisparse.policy.requests import Request
 from sglang_hisparse.policy.residency import State
-from sglang_hisparse.policy.room import PlannerOptions, Room
+from sglang_hisparse.policy.room import PlannerOptions, Room, level_of
 
 __all__ = ["Planner", "PlannerOptions"]
+
+
+EXCHANGES_TRIED = 4
+"""Requests a step that are looked at for hot rows, where the pages of the first are not on the host yet."""
 
 
 class Planner(Room):
@@ -193,19 +197,31 @@ class Planner(Room):
                 self._resize_lease(request, 0)
 
     def _grow_hot(self) -> None:
-        """Lease up to `hot_max` where device pages are free above the high watermark's reserve."""
+        """Lease up to `hot_max` where device pages are free above the high watermark's reserve; those that have least
+        come first, since every further hot row is worth less than the one before."""
         residency, most = self.residency, self.options.hot_max
-        for request in residency.requests.values():
-            spare = len(residency.free_device) - self.free_at_high
-            if spare <= 0:
+        spare = len(residency.free_device) - self.free_at_high
+        if spare <= 0:
+            return
+        wanting = [
+            request
+            for request in residency.requests.values()
+            if request.lease is not None and min(most, request.spilled) > len(request.lease.pages)
+        ]
+        wanting.sort(key=Request.hot_pages)
+        level = level_of([request.hot_pages() for request in wanting], spare)
+        for request in wanting:
+            has = request.hot_pages()
+            more = min(spare, max(level - has, 1), min(most, request.spilled) - has)
+            self._resize_lease(request, has + more)
+            spare -= more
+            if spare == 0:
                 return
-            if request.lease is not None and min(most, request.spilled) > len(request.lease.pages):
-                self._resize_lease(request, min(most, request.spilled, len(request.lease.pages) + spare))
 
     def _exchange(self) -> None:
         """Under pressure hot rows grow in exchange for pages that the host has already, since they are worth more
         (room.py): pages of the same request, or, where it has too few left, of the one that has most. One request a
-        step, in turns, because this looks at its pages."""
+        step, because this looks at its pages: in turns those that have the fewest hot rows."""
         residency, options = self.residency, self.options
         if not residency.clean_pages:
             return
@@ -219,19 +235,29 @@ class Planner(Room):
         ]
         if not wanting:
             return
+        least = min(request.hot_pages() for request in wanting)
+        poorest = [request for request in wanting if request.hot_pages() == least]
+        most = max(requests, key=lambda request: (request.movable(), -request.row))
         self.turn += 1
-        request = wanting[self.turn % len(wanting)]
+        for n in range(min(EXCHANGES_TRIED, len(poorest))):
+            if self._exchange_for(poorest[(self.turn + n) % len(poorest)], most):
+                self.turn += n
+                return
+
+    def _exchange_for(self, request: Request, most: Request) -> bool:
+        """Hot rows of `request` for its clean pages, or for those of `most`. False where they have none."""
+        residency, options = self.residency, self.options
         wanted = min(min(options.hot_max, request.spilled) - request.hot_pages(), options.grow_per_step)
         donor = request
-        if request.movable() < wanted:  # what it has left may be the page that it closed last
-            most = max(requests, key=lambda other: (other.movable(), -other.row))
-            if most.spilled >= options.hot_min:  # else its pages leaving would cost it hot rows of its own
-                donor = most
+        # What it has left may be the page that it closed last. Those of `most` must not cost it hot rows of its own.
+        if request.movable() < wanted and most.spilled >= options.hot_min:
+            donor = most
         clean = (p for p in self._movable_pages(donor) if residency.state(p) is State.CLEAN)
         chosen = list(islice(clean, min(wanted, donor.movable())))
         for page in chosen:
             residency.spill(page)
         self._resize_lease(request, request.hot_pages() + len(chosen))
+        return bool(chosen)
 
     def _force(self) -> None:
         """Tests: keep `force_spill` of every request's sealed pages spilled, spread over its positions."""

@@ -44,6 +44,15 @@ class PlannerOptions:
     """position: the oldest pages of a request leave first; heat: those selected least lately"""
 
 
+def level_of(heights: list[int], water: int) -> int:
+    """How high `water` more fills the lowest of `heights`, which ascend. 0 where there are none."""
+    for count, height in enumerate(heights):
+        if count and water <= height * count:
+            return water // count
+        water += height
+    return water // len(heights) if heights else 0
+
+
 class Room:
     """Leases of hot rows, and making room, over one `Residency`. Deterministic: depends on counts and order only."""
 
@@ -217,10 +226,23 @@ class Room:
             self._spill_request(request, missing())
         if missing() > 0 and residency.shared:  # private pages alone gained what they can
             self._spill_together(missing())
-        for request in residency.requests.values():
-            if missing() > 0 and (excess := self._excess_hot(request)):
-                self._resize_lease(request, request.hot_pages() - min(excess, missing()))
+        while missing() > 0 and self._shrink_hot(missing()):
+            pass
         return missing() <= 0
+
+    def _shrink_hot(self, pages: int) -> bool:
+        """Take up to `pages` of hot rows that requests can do without, from those that have most. True where it did."""
+        rich = [request for request in self.residency.requests.values() if self._excess_hot(request)]
+        rich.sort(key=Request.hot_pages, reverse=True)
+        level = -level_of([-request.hot_pages() for request in rich], pages)
+        for request in rich:
+            has = request.hot_pages()
+            less = min(pages, max(has - level, 1), self._excess_hot(request))
+            self._resize_lease(request, has - less)
+            pages -= less
+            if pages == 0:
+                break
+        return bool(rich)
 
     def borrow_room(self, pages: int) -> bool:
         """`make_room`, and where that is not enough, also what only a decode reads: hot rows that requests cannot do

@@ -23,9 +23,9 @@ def host_bytes(size: int, huge: bool = True) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)  # keeps the mapping
-    first = -whole.data_ptr() % HUGE_PAGE
-    return whole[first : first + size]
+    first = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % HUGE_PAGE
+    # Not a slice of the whole: torch calls a tensor pinned if the first byte of its storage is. It keeps the mapping.
+    return torch.frombuffer(mapping, dtype=torch.uint8, offset=first, count=size)
 
 
 def huge_bytes(smaps: Path = Path("/proc/self/smaps_rollup")) -> int:

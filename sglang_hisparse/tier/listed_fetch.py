@@ -2,13 +2,15 @@
 
 The layers behind a leader get theirs on a side stream, each under the compute of the layer before it:
 
-    main   resolve (leader's rows, list) | leader's layer | wait | layer 1 | wait | layer 2 ...
-    side                                 | rows of layer 1 | rows of layer 2 | rows of layer 3
+    main   resolve (leader's rows, list) | leader's layer | wait | layer 1 | wait | layer 2 | layer 3
+    side                                 | rows of layer 1 | rows of layers 2 and 3 |
+
+First one layer, then twice as many each time: the first must not wait long, and long reads are the fastest.
 
 Where many requests read a large host pool, the leader's rows come from the list as well, request after request:
 
     main   resolve (list) | leader's rows | leader's layer | wait | layer 1 ...
-    side                                  | rows of layer 1 | rows of layer 2 ...
+    side                                  | rows of layer 1 | rows of layers 2 and 3 ...
 
 Both streams are part of a captured decode graph. The list is shared by all groups: the next leader resolves after
 this group's last layer has waited.
@@ -16,12 +18,14 @@ this group's last layer has waited.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from sglang_hisparse.kernels import resolve as kernels
 from sglang_hisparse.tier.layout import Group
 
-SWEPT_REQUESTS = 16
+SWEPT_REQUESTS = 32
 """Requests of a step from which on the leader's rows may be swept. Fewer have several thread blocks each, and resolve
 starts to read before it knows where the rows go."""
 
@@ -33,6 +37,14 @@ once (docs/kernels.md)."""
 def worth_sweeping(host_bytes: int, requests: int) -> bool:
     """Whether a leader's rows are fetched by a launch of their own, behind resolve, request after request."""
     return requests >= SWEPT_REQUESTS and host_bytes > REACH_BYTES
+
+
+def in_growing_parts(layers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """One layer, the next two, the next four, ..."""
+    first, size = 0, 1
+    while first < len(layers):
+        yield layers[first : first + size]
+        first, size = first + size, 2 * size
 
 
 class ListedFetch:
@@ -66,22 +78,17 @@ class ListedFetch:
             return
         leader, *behind = group.layers
         if self.sweeps(group, batch):
-            kernels.fetch_listed(
-                group,
-                self.misses,
-                batch,
-                *group.planes_of(leader),
-                blocks=kernels.SWEEP_BLOCKS,
-                follows_resolve=True,
-            )
+            kernels.fetch_listed(group, self.misses, batch, *group.planes_of(leader), follows_resolve=True)
         if not behind:
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for layer in behind:
-                kernels.fetch_listed(group, self.misses, batch, *group.planes_of(layer))
-                self._ready[layer] = torch.cuda.Event()
-                self._ready[layer].record()
+            for layers in in_growing_parts(behind):
+                first, last = group.planes_of(layers[0])[0], group.planes_of(layers[-1])[1]
+                kernels.fetch_listed(group, self.misses, batch, first, last)
+                ready = torch.cuda.Event()
+                ready.record()
+                self._ready.update(dict.fromkeys(layers, ready))
 
     def wait(self, layer: int) -> None:
         """Before `layer` reads: the current stream goes on once its rows are there. Graph-safe."""

@@ -19,6 +19,7 @@ def test_zeros_at_a_huge_page(size: int, huge: bool) -> None:
     memory = host_bytes(size, huge)
     assert memory.shape == (size,) and memory.dtype == torch.uint8
     assert memory.data_ptr() % HUGE_PAGE == 0 and not memory.any()
+    assert memory.untyped_storage().data_ptr() == memory.data_ptr(), "torch asks there whether it is pinned"
     tail = memory[-1:]
     tail.fill_(7)
     del memory

@@ -187,12 +187,18 @@ def test_what_resolve_leaves_to_other_launches(monkeypatch: pytest.MonkeyPatch) 
     three, one, _ = tier.layout.groups
     listed = ListedFetch.__new__(ListedFetch)
     listed.batch = 64
-    asked = [(group, batch) for group in (three, one) for batch in (1, 15, 16, 64, 65)]
+    asked = [(group, batch) for group in (three, one) for batch in (1, 31, 32, 64, 65)]
     assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 6
     assert [listed.planes(*a) for a in asked[:4]] == [1] * 4
     monkeypatch.setattr(listed_fetch, "REACH_BYTES", one.host.nbytes - 1)
     assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 3 + [True, True, False]
     assert [listed.planes(*a) for a in asked[:4]] == [1, 1, 0, 0]
+
+
+def test_followers_come_in_parts_that_grow() -> None:
+    parts = [list(part) for part in listed_fetch.in_growing_parts(range(1, 10))]
+    assert parts == [[1], [2, 3], [4, 5, 6, 7], [8, 9]]
+    assert not list(listed_fetch.in_growing_parts([]))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -27,8 +27,9 @@ def test_every_layer_reads_what_the_reference_reads(
     request = torch.full((batch,), -1, dtype=twin.request_dtype, device=DEVICE)
     selection = torch.zeros(batch * case.q, case.width, dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(selection)
+    row = torch.empty_like(out)
     read = [
-        torch.empty(*out.shape, plane.row_bytes, dtype=torch.uint8, device=DEVICE) for plane in group.planes
+        torch.empty(out.numel(), plane.row_bytes, dtype=torch.uint8, device=DEVICE) for plane in group.planes
     ]
 
     def step() -> None:
@@ -37,10 +38,11 @@ def test_every_layer_reads_what_the_reference_reads(
             planes=fetch.planes(group, batch), misses=fetch.misses, heat=twin.heat[DEVICE],
         )  # fmt: skip
         fetch.start(group, batch)
+        torch.clamp(out, min=0, out=row)
         for layer, plane, rows in zip(group.layers, group.planes, read, strict=True):
             if layer != group.layers[0]:
                 fetch.wait(layer)
-            rows.copy_(plane.rows[out.clamp(min=0)])
+            torch.index_select(plane.rows, 0, row.view(-1), out=rows)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -56,6 +58,6 @@ def test_every_layer_reads_what_the_reference_reads(
             graph.replay()
         twin.check(slots, ids, out)
         for plane, rows in zip(twin.cpu_group.planes, read, strict=True):
-            assert torch.equal(rows.cpu(), plane.rows[out.clamp(min=0).cpu()])
+            assert torch.equal(rows.cpu(), plane.rows[out.clamp(min=0).cpu().view(-1)])
         twin.move_pages(1 + torch.randperm(case.pages, generator=twin.random)[: 1 + case.pages // 5])
     assert twin.stats["cpu"][2] > 0

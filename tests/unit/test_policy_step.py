@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from sglang_hisparse.policy import Request
+from sglang_hisparse.policy import Planner, Request
+from sglang_hisparse.policy.room import level_of
 from tests.unit.planner_cases import HOT_MIN, own, planner_of, run, spill, spilled
 
 
@@ -253,6 +254,63 @@ def test_a_page_closed_last_does_not_keep_a_request_from_growing() -> None:
     planner._exchange()
     assert poor.hot_pages() == 2 * HOT_MIN
     residency.check()
+
+
+@pytest.mark.parametrize(
+    ("heights", "water", "level"),
+    [([], 5, 0), ([4], 3, 7), ([1, 5], 3, 4), ([1, 5], 4, 5), ([1, 5], 6, 6), ([2, 2, 9], 5, 4), ([-8, -3], 2, -6)],
+)
+def test_water_fills_the_lowest_first(heights: list[int], water: int, level: int) -> None:
+    assert level_of(heights, water) == level
+
+
+def three_spilled(device: int, leased: tuple[int, int, int], **options: float) -> tuple[Planner, list[Request]]:
+    """Three requests of 12 pages with 9 spilled each, which lease as many hot pages."""
+    planner = planner_of(device, 60, hot_max=9, **options)
+    requests = []
+    for row, hot in enumerate(leased):
+        requests.append(run(planner, row, range(1 + 20 * row, 13 + 20 * row)))
+        spill(planner, requests[-1].pages[1:10])
+        planner._resize_lease(requests[-1], hot)
+    return planner, requests
+
+
+def hot_pages(requests: list[Request]) -> list[int]:
+    return [request.hot_pages() for request in requests]
+
+
+def test_hot_rows_grow_where_there_are_fewest() -> None:
+    planner, requests = three_spilled(40, (7, 3, 4))
+    run(planner, 3, range(61, 61 + len(planner.residency.free_device) - 6))
+    planner._grow_hot()
+    assert hot_pages(requests) == [7, 7, 6], "6 pages, and the order of rows does not count"
+    planner, requests = three_spilled(40, (4, 4, 4))
+    run(planner, 3, range(61, 61 + len(planner.residency.free_device) - 2))
+    planner._grow_hot()
+    assert hot_pages(requests) == [5, 5, 4], "no page is left over"
+
+
+def test_hot_rows_are_taken_where_there_are_most() -> None:
+    planner, requests = three_spilled(40, (4, 9, 6))
+    planner._spill_request = lambda request, want: None  # type: ignore[method-assign]
+    free = len(planner.residency.free_device)
+    assert planner.make_room(free + 5)
+    assert hot_pages(requests) == [4, 5, 5]
+    assert planner.make_room(free + 10) and hot_pages(requests) == [3] * 3
+    assert not planner.make_room(free + 11)
+    planner.residency.check()
+
+
+def test_who_has_no_clean_page_does_not_keep_others_from_growing() -> None:
+    planner, requests = three_spilled(28, (4, 3, 3), low_watermark=0.5, high_watermark=1.0)
+    residency = planner.residency
+    residency.restore(requests[2].pages[9])
+    run(planner, 3, range(61, 61 + len(residency.free_device)))
+    for turn in range(2):
+        planner.turn = turn
+        planner._exchange()
+        residency.forward_prepared()
+    assert hot_pages(requests) == [4, 3, 4], "the fewest first, whoever's turn it is"
 
 
 def test_only_requests_that_changed_are_looked_at_for_hot_rows() -> None:

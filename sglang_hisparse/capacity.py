@@ -20,6 +20,10 @@ from sglang_hisparse.config import OPEN_PAGES, PAGE
 GIB = 1 << 30
 MOST_HOT_ROWS = 32768
 
+HOT_ROWS_OF_TOP_K = 4
+"""Default of `hot_rows`, in top-k: as far as miss rates are published. With more requests than that leaves room for,
+hot rows are fewer, and shared out evenly."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
@@ -107,7 +111,7 @@ def ceil_pages(tokens: int) -> int:
 def hot_pages(top_k: int, hot_rows: int | None) -> tuple[int, int]:
     """(least, most) hot pages of a request: one step's selection always fits; most is `hot_rows`, clamped."""
     least = ceil_pages(top_k)
-    wanted = ceil_pages(2 * top_k if hot_rows is None else hot_rows)
+    wanted = ceil_pages(HOT_ROWS_OF_TOP_K * top_k if hot_rows is None else hot_rows)
     return least, min(max(wanted, least), MOST_HOT_ROWS // PAGE)
 
 

@@ -31,7 +31,7 @@ class HiSparseConfig:
     """Options as given. Sizes carry their unit in the name; `None` is resolved at start.
 
     host_pool_gib    GiB of pinned host memory for KV, per rank. 0: no host tier (the selector still runs).
-    hot_rows         device rows a request may lease to cache spilled rows. None: 2 x top_k.
+    hot_rows         device rows a request may lease to cache spilled rows. None: 4 x top_k.
     low_watermark    device use (0..1) at which cleaning starts; below it no byte moves.
     high_watermark   device use at which spilling starts.
     selector         auto: what the model brings (DSA). quest: Quest bounds on an ordinary GQA model.

@@ -25,7 +25,7 @@ class Inputs:
     """Options of `sglang-hisparse plan`. Sizes are of one rank (one GPU) unless the name ends in _total.
 
     host_pool_gib  the key of --hisparse-config; None: the smallest that lets the most requests run
-    hot_rows       the key of --hisparse-config; None: 2 x top-k
+    hot_rows       the key of --hisparse-config; None: 4 x top-k
     weights_gib    weights on one GPU; None: counted from the shapes
     max_running    request slots of one DP replica
     mem_fraction   --mem-fraction-static; None: the GPU's

@@ -45,17 +45,17 @@ def test_golden_numbers() -> None:
     """By hand, from 2**30 B of HBM and 2**31 B of host memory:
 
     host        2147483648 / (64 x 1008) = 33288.1
-    hot         2048 / 64 = 32 to 64; beyond the device: 33288 - 32 = 33256 pages
-    fixed       map 4 x 33257, hot tables 16 x 4096 x (8 x 10 + 4), index keys 33256 x 6400 = 218476452
-    device      (1073741824 - 218476452) / (64 x 1100) = 12148.6
-    requests    32768 / 64 = 512 pages: 12148 / 512 = 23; 12148 / 34 = 357 and (12148 + 33288) / 544 = 83
+    hot         2048 / 64 = 32 to 128; beyond the device: 33288 - 32 = 33256 pages
+    fixed       map 4 x 33257, hot tables 16 x 8192 x (8 x 10 + 4), index keys 33256 x 6400 = 223981476
+    device      (1073741824 - 223981476) / (64 x 1100) = 12070.5
+    requests    32768 / 64 = 512 pages: 12070 / 512 = 23; 12070 / 34 = 355 and (12070 + 33288) / 544 = 83
     """
     capacity = sized()
-    assert (capacity.device_pages, capacity.host_pages, capacity.logical_pages) == (12148, 33288, 45404)
-    assert (capacity.hot_min_pages, capacity.hot_max_pages, capacity.hot_tables) == (32, 64, 16)
-    assert capacity.table_bytes == 4 * 45405 + 16 * 4096 * 84
+    assert (capacity.device_pages, capacity.host_pages, capacity.logical_pages) == (12070, 33288, 45326)
+    assert (capacity.hot_min_pages, capacity.hot_max_pages, capacity.hot_tables) == (32, 128, 16)
+    assert capacity.table_bytes == 4 * 45327 + 16 * 8192 * 84
     assert (capacity.resident_requests, capacity.tiered_requests) == (23, 83)
-    assert (capacity.device_tokens, capacity.logical_tokens) == (777472, 2905856)
+    assert (capacity.device_tokens, capacity.logical_tokens) == (772480, 2900864)
     assert capacity.host_gib == pytest.approx(2, rel=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_without_a_host_pool_nothing_is_set_aside() -> None:
 def test_both_numbers_of_a_real_model() -> None:
     """DeepSeek-V3.2 on one of 8 ranks: 61 layers of 656 B, 61 of 132 B index keys; 40 GiB of HBM, 128 GiB of host.
 
-    host     137438953472 / (64 x 40016) = 53665.4; device (42949672960 - 223031408 - 27634796544) / (64 x 48068)
+    host     137438953472 / (64 x 40016) = 53665.4; device (42949672960 - 258164232 - 27638586624) / (64 x 48068)
     """
     token = TokenBytes(kv=61 * 656, host=61 * 656, index=61 * 132)
     capacity = sized(
@@ -83,8 +83,8 @@ def test_both_numbers_of_a_real_model() -> None:
     )
     assert capacity.host_pages == 53665
     beyond = 53665 - 32
-    fixed = 4 * (beyond + 1) + 64 * 4096 * (8 * 61 + 4) + beyond * 64 * 8052
-    assert capacity.device_pages == (40 * GIB - fixed) // (64 * 48068) == 4935
+    fixed = 4 * (beyond + 1) + 64 * 8192 * (8 * 61 + 4) + beyond * 64 * 8052
+    assert capacity.device_pages == (40 * GIB - fixed) // (64 * 48068) == 4893
     assert (capacity.resident_requests, capacity.tiered_requests) == (2, 28)
 
 
@@ -96,11 +96,11 @@ def test_ceil_pages(tokens: int, pages: int) -> None:
 @pytest.mark.parametrize(
     ("top_k", "hot_rows", "pages"),
     [
-        (2048, None, (32, 64)),
+        (2048, None, (32, 128)),
         (2048, 4096, (32, 64)),
         (2048, 6144, (32, 96)),
         (2048, 100, (32, 32)),  # one step's selection always fits
-        (2000, None, (32, 63)),
+        (2000, None, (32, 125)),
         (1, None, (1, 1)),
         (2048, 1 << 20, (32, 512)),  # what the kernel takes
     ],
@@ -183,7 +183,7 @@ def test_a_device_pool_too_small_for_one_request(budget: int, most_device_tokens
     with pytest.raises(ValueError) as caught:
         sized(budget_bytes=budget, most_device_tokens=most_device_tokens)
     found = re.fullmatch(
-        r"the KV budget of ([\d.]+) GiB holds (\d+) device tokens beside 0\.20 GiB of index keys and tables for "
+        r"the KV budget of ([\d.]+) GiB holds (\d+) device tokens beside 0\.21 GiB of index keys and tables for "
         r"host_pool_gib 2; at least (\d+) are needed\. Lower host_pool_gib, or raise --mem-fraction-static or "
         r"--max-total-tokens",
         str(caught.value),
@@ -274,12 +274,12 @@ def test_sizing_charges_a_prefill_as_admission_does(
 
 
 def test_the_start_up_block_says_everything() -> None:
-    """Device pool: (12148 x 1000 + 45404 x 100) x 64 B."""
+    """Device pool: (12070 x 1000 + 45326 x 100) x 64 B."""
     assert capacity_block(sized(pools=8)) == [
-        "HiSparse capacity: device pool 0.99 GiB: 777472 tokens in 12148 pages; logical 2905856 tokens",
+        "HiSparse capacity: device pool 0.99 GiB: 772480 tokens in 12070 pages; logical 2900864 tokens",
         "HiSparse capacity: host pool 2.00 GiB logical, 16.00 GiB physical (8 on this host, 33288 pages each)",
         "HiSparse capacity: a token takes 1000 B of KV and 100 B of index keys in HBM, 1008 B on the host; a request "
-        "leases 2048 to 4096 hot rows; tables 0.01 GiB",
+        "leases 2048 to 8192 hot rows; tables 0.01 GiB",
         "HiSparse capacity: requests of 32768 tokens: 23 without the tier, 83 with it; limited by request slots "
         "(--max-running-requests)",
     ]
@@ -322,7 +322,7 @@ def test_a_request_as_small_as_its_footprint_is_bound_by_the_device() -> None:
 
 def test_server_info_has_tokens_too() -> None:
     shown = sized().as_dict()
-    assert (shown["device_tokens"], shown["logical_tokens"]) == (777472, 2905856)
+    assert (shown["device_tokens"], shown["logical_tokens"]) == (772480, 2900864)
     assert shown["token_bytes"] == {"kv": 1000, "host": 1008, "index": 100}
     assert (shown["host_gib"], shown["binding"]) == (2.0, "request_slots")
     assert sized(pools=4).as_dict()["host_gib_physical"] == pytest.approx(8, rel=1e-3)

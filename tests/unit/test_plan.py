@@ -38,14 +38,14 @@ def test_by_hand() -> None:
     """GLM-5.2 on 8 H200, 40 GiB of weights a GPU, 64 GiB of host memory a rank, 16 slots, 131,072 tokens, fp8.
 
     budget    (143771 MiB - 2 GiB) x 0.88 - 40 GiB = 87824783114; host pages 68719476736 / (64 x 51168) = 20984.6
-    device    (87824783114 - map and tables 11356004 - index keys 3717052416) / (64 x 53940) = 24360.5
-    requests  2,048 pages: 24360 / 2048 = 11; by footprints (24360 - 2013) / 35 = 638, by bytes 45344 / 2080 = 21
+    device    (87824783114 - map and tables 22628196 - index keys 3717052416) / (64 x 53940) = 24357.2
+    requests  2,048 pages: 24357 / 2048 = 11; by footprints (24357 - 2013) / 35 = 638, by bytes 45341 / 2080 = 21
     """
     found = plan(weights_gib=40, host_pool_gib=64, max_running=16, context=131072)
     capacity = found.capacity
     assert capacity is not None
     budget = int((143771 * (1 << 20) - 2 * GIB) * 0.88 - 40 * GIB)
-    fixed = 4 * 20953 + 16 * 4096 * (8 * 21 + 4) + 20952 * 64 * 2772
+    fixed = 4 * 20953 + 16 * 8192 * (8 * 21 + 4) + 20952 * 64 * 2772
     assert found.kv_gib == budget / GIB
     assert (capacity.host_pages, capacity.device_pages) == (20984, int((budget - fixed) / (64 * 53940)))
     assert (capacity.resident_requests, capacity.tiered_requests, capacity.beside_pages) == (

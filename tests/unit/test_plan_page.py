@@ -171,7 +171,7 @@ def test_every_model_can_be_chosen(opened: Chromium, name: str) -> None:
 @needs_browser
 def test_every_field_counts(opened: Chromium) -> None:
     options = {
-        "dp": 2, "context": 40000, "max_running": 100, "hot_rows": 8192, "miss_rate": 0.2, "tpot_ms": 20,
+        "dp": 2, "context": 40000, "max_running": 100, "hot_rows": 6144, "miss_rate": 0.2, "tpot_ms": 20,
         "weights_gib": 70, "mem_fraction": 0.9, "host_ram_gib": 5000, "kv_dtype": "bf16", "dp_attention": True,
     }  # fmt: skip
     given: dict[str, Any] = {}

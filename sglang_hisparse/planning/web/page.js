@@ -26,7 +26,7 @@ function fill(inputs) {
   at("host_auto").checked = inputs.host_pool_gib === null;
   at("host_pool_gib").value = inputs.host_pool_gib ?? 0;
   const model = DATA.models[inputs.model];
-  if (inputs.hot_rows === null) at("hot_rows").value = 2 * model.top_k;
+  if (inputs.hot_rows === null) at("hot_rows").value = HOT_ROWS_OF_TOP_K * model.top_k;
 }
 
 // What plan.js takes, or null with a message where a field is not possible.
@@ -172,7 +172,7 @@ function facts(inputs, plan) {
 
 function launch(inputs, plan) {
   const options = { host_pool_gib: plan.host_pool_gib };
-  if (inputs.hot_rows !== 2 * inputs.model.top_k) options.hot_rows = inputs.hot_rows;
+  if (inputs.hot_rows !== HOT_ROWS_OF_TOP_K * inputs.model.top_k) options.hot_rows = inputs.hot_rows;
   if (inputs.model.family === "quest") options.selector = "quest";
   const json = Object.entries(options).map(([key, value]) => `"${key}": ${JSON.stringify(value)}`).join(", ");
   return [
@@ -250,7 +250,7 @@ at("host_pool_gib").addEventListener("input", () => (at("host_auto").checked = f
 at("model").addEventListener("change", () => {
   const model = DATA.models[at("model").value];
   at("kv_dtype").value = model.default_dtype;
-  at("hot_rows").value = 2 * model.top_k;
+  at("hot_rows").value = HOT_ROWS_OF_TOP_K * model.top_k;
 });
 at("form").addEventListener("input", show);
 at("form").addEventListener("change", show);

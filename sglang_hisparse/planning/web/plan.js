@@ -3,7 +3,7 @@
 "use strict";
 
 const PAGE = 64, OPEN_PAGES = 2, GIB = 1 << 30, MOST_HOT_ROWS = 32768;
-const RUNTIME_GIB = 2, RAM_SHARE = 0.95, ALIGNMENT = 16;
+const HOT_ROWS_OF_TOP_K = 4, RUNTIME_GIB = 2, RAM_SHARE = 0.95, ALIGNMENT = 16;
 
 const div = (a, b) => Math.floor(a / b);
 const ceilPages = (tokens) => Math.ceil(tokens / PAGE);
@@ -12,7 +12,7 @@ const ceilPages = (tokens) => Math.ceil(tokens / PAGE);
 
 function hotPages(topK, hotRows) {
   const least = ceilPages(topK);
-  const wanted = ceilPages(hotRows === null ? 2 * topK : hotRows);
+  const wanted = ceilPages(hotRows === null ? HOT_ROWS_OF_TOP_K * topK : hotRows);
   return [least, Math.min(Math.max(wanted, least), MOST_HOT_ROWS / PAGE)];
 }
 

@@ -10,8 +10,8 @@ gains pages:
     4. hot rows beyond the least that a request needs          (gain 1 a page, no bytes)
 
 Hot rows go last because they are worth most: of the published miss rates, the second top_k of hot rows takes 16.6 of 30
-points, half a point a page; a page of a context of 512 pages that stays in HBM takes 0.06 (30 % of 1/512). The third and
-fourth top_k take 6.7 together, a tenth of a point a page, against 0.03 (13.4 % of 1/512).
+points, half a point a page; a page of a context of 512 pages that stays in HBM takes 0.06 (30 % of 1/512). The third
+and fourth top_k take 6.7 together, a tenth of a point a page, against 0.03 (13.4 % of 1/512).
 
 `gain()` answers how much that would be and changes nothing; `make_room()` does it. Both count the same way.
 A prefill reads no hot rows, so that for one `borrow_room()` also takes the least rows of all requests.

@@ -41,7 +41,7 @@ __device__ __forceinline__ void sum_up(const ListedParams& p, int32_t* end) {
   }
 }
 
-__global__ __launch_bounds__(kListedThreads) void listed_kernel(const __grid_constant__ ListedParams p) {
+__global__ __launch_bounds__(kListedThreads, 2) void listed_kernel(const __grid_constant__ ListedParams p) {
   __shared__ int32_t end[kMaxBatch];
   wait_for_earlier_kernels();
   if (threadIdx.x < 32) sum_up(p, end);

@@ -1,9 +1,9 @@
 // Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute
 // in between; and of the leader where many requests miss.
 //
-// A warp takes a row. Requests are swept one after another, with few rows under way: a GPU keeps translations
-// of about 1.5 GiB of host memory, in pieces of 2 MiB, and reads short rows at little more than half of the
-// link's speed beyond that. A request's host pages lie close together, those of all requests do not.
+// A warp takes a row. Requests are swept one after another, with few rows under way: short rows that span
+// more than about 1.5 GiB of host memory come at little more than half of the link's speed (docs/kernels.md).
+// The host pages of one request lie close together, those of all requests do not.
 #pragma once
 
 #include <cstdint>

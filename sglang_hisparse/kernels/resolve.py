@@ -21,8 +21,8 @@ SM_BUDGET = 32
 """Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
 
 LISTED_BLOCKS = 16
-"""Thread blocks of 512 threads that fetch listed rows. More would have more rows under way than the GPU can keep
-translations for, and take more from the compute beside them."""
+"""Thread blocks of 512 threads that fetch listed rows. They saturate the link; more would have rows of more requests
+under way, which is slower, and take more from the compute beside them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Free host pages, handed out so that the pages of one request lie close together.
 
-A step reads the spilled rows of one request after the other over PCIe, through a cache of address translations that
-holds far less than a host pool. A request whose pages are scattered takes a new translation nearly every row.
+A step with many requests reads the spilled rows of one after the other over PCIe, and short reads that span more than
+about 1.5 GiB of host memory are slow: addresses are translated, and few translations are kept (docs/kernels.md).
 So each owner fills a block of neighbouring pages before it starts the next one, which is the emptiest.
 """
 

@@ -30,8 +30,8 @@ SWEPT_REQUESTS = 32
 starts to read before it knows where the rows go."""
 
 REACH_BYTES = 3 << 29
-"""Host bytes of a group from which on the order of reads matters: an H200 translates addresses of about 1.5 GiB at
-once (docs/kernels.md)."""
+"""Host bytes of a group from which on the order of reads matters: short rows that span up to 1.5 GiB are read at the
+speed of the link whatever their order (docs/kernels.md)."""
 
 
 def worth_sweeping(host_bytes: int, requests: int) -> bool:

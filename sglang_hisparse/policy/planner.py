@@ -116,7 +116,8 @@ class Planner(Room):
             if len(residency.free_device) < self.free_at_low:
                 if residency.hot_pages:
                     self._exchange()  # of what earlier steps cleaned, so that nothing waits for a copy
-                self._clean_ahead(options.clean_per_step)
+                # A prefill writes many pages a forward: as many should be ready to leave.
+                self._clean_ahead(max(options.clean_per_step, len(residency.fresh)))
             elif residency.hot_pages or residency.spilled_pages() > residency.idle_spilled:
                 self._bring_back(len(residency.free_device) - self.free_at_low)
         if residency.hot_pages:
@@ -220,11 +221,10 @@ class Planner(Room):
 
     def _exchange(self) -> None:
         """Under pressure hot rows grow in exchange for pages that the host has already, since they are worth more
-        (room.py): pages of the same request, or, where it has too few left, of the one that has most. One request a
-        step, because this looks at its pages: in turns those that have the fewest hot rows."""
+        (room.py): pages of the same request, or, where it has too few left, of the one that has most. Where no page is
+        left to give, who has most hot rows shares with who has fewest. One request a step, because this looks at its
+        pages: in turns those that have the fewest hot rows."""
         residency, options = self.residency, self.options
-        if not residency.clean_pages:
-            return
         requests = [request for request in residency.requests.values() if not request.stale]
         wanting = [
             request
@@ -237,12 +237,22 @@ class Planner(Room):
             return
         least = min(request.hot_pages() for request in wanting)
         poorest = [request for request in wanting if request.hot_pages() == least]
-        most = max(requests, key=lambda request: (request.movable(), -request.row))
         self.turn += 1
-        for n in range(min(EXCHANGES_TRIED, len(poorest))):
-            if self._exchange_for(poorest[(self.turn + n) % len(poorest)], most):
-                self.turn += n
-                return
+        if residency.clean_pages:
+            most = max(requests, key=lambda request: (request.movable(), -request.row))
+            for n in range(min(EXCHANGES_TRIED, len(poorest))):
+                if self._exchange_for(poorest[(self.turn + n) % len(poorest)], most):
+                    self.turn += n
+                    return
+        self._share_hot(poorest[self.turn % len(poorest)], max(requests, key=Request.hot_pages))
+
+    def _share_hot(self, poor: Request, rich: Request) -> None:
+        """Half of what `rich` has more, for `poor`, where that is many: rows that `rich` caches are lost."""
+        more = (rich.hot_pages() - poor.hot_pages()) // 2
+        more = min(more, self._excess_hot(rich), poor.spilled - poor.hot_pages(), self.options.grow_per_step)
+        if more > self.options.hot_min // 4:
+            self._resize_lease(rich, rich.hot_pages() - more)
+            self._resize_lease(poor, poor.hot_pages() + more)
 
     def _exchange_for(self, request: Request, most: Request) -> bool:
         """Hot rows of `request` for its clean pages, or for those of `most`. False where they have none."""

@@ -40,7 +40,7 @@ class PlannerOptions:
     force_spill: float = 0.0
     clean_per_step: int = 64
     restore_per_step: int = 32
-    grow_per_step: int = 32
+    grow_per_step: int = 64
     spill_order: str = "position"
     """position: the oldest pages of a request leave first; heat: those selected least lately"""
 

@@ -323,6 +323,58 @@ def test_who_has_no_clean_page_does_not_keep_others_from_growing() -> None:
     assert hot_pages(requests) == [4, 3, 4], "the fewest first, whose turn it is"
 
 
+def test_who_has_most_hot_rows_shares_where_no_page_is_left_to_give() -> None:
+    planner = planner_of(30, 60, low_watermark=0.5, high_watermark=1.0)
+    residency = planner.residency
+    rich, poor = run(planner, 0, range(1, 13)), run(planner, 1, range(13, 25))
+    spill(planner, list(range(1, 11)))
+    spill(planner, list(range(13, 22)))
+    planner._resize_lease(rich, 2 * HOT_MIN)
+    run(planner, 2, range(40, 40 + len(residency.free_device)))
+    assert not residency.free_device and not residency.clean_pages
+    planner._exchange()
+    assert (rich.hot_pages(), poor.hot_pages()) == (2 * HOT_MIN - 1, HOT_MIN + 1)
+    residency.check()
+    planner._exchange()
+    assert (rich.hot_pages(), poor.hot_pages()) == (2 * HOT_MIN - 1, HOT_MIN + 1), "not far apart"
+
+
+def test_hot_rows_that_are_not_far_apart_are_not_shared() -> None:
+    planner = planner_of(60, 60, low_watermark=0.5, high_watermark=1.0, hot_min=8, hot_max=16)
+    rich, poor = run(planner, 0, range(1, 25)), run(planner, 1, range(25, 49))
+    spill(planner, list(range(1, 21)))
+    spill(planner, list(range(25, 45)))
+    planner._resize_lease(rich, 13)
+    planner._share_hot(poor, rich)
+    assert (rich.hot_pages(), poor.hot_pages()) == (13, 8), "two pages are not worth the rows that are lost"
+    planner._resize_lease(rich, 14)
+    planner._share_hot(poor, rich)
+    assert (rich.hot_pages(), poor.hot_pages()) == (11, 11)
+
+
+def test_hot_rows_that_a_request_needs_are_not_shared() -> None:
+    planner = planner_of(30, 60, low_watermark=0.5, high_watermark=1.0)
+    rich, poor = run(planner, 0, range(1, 13)), run(planner, 1, range(13, 25))
+    spill(planner, [1, 2, 3, 4])
+    spill(planner, [13, 14, 15, 16])
+    planner._resize_lease(poor, 1)  # as a prefill leaves it
+    planner._share_hot(poor, rich)
+    assert (rich.hot_pages(), poor.hot_pages()) == (HOT_MIN, 1)
+
+
+def test_a_prefill_finds_as_many_clean_pages_as_it_writes() -> None:
+    planner = planner_of(40, 60, low_watermark=0.5, high_watermark=1.0, clean_per_step=2)
+    residency = planner.residency
+    run(planner, 0, range(1, 26))
+    for page in range(26, 34):
+        residency.allocate(page)
+    planner.step()
+    assert residency.cleaned == 8
+    residency.forward_prepared()
+    planner.step()
+    assert residency.cleaned == 10
+
+
 def test_only_requests_that_changed_are_looked_at_for_hot_rows() -> None:
     planner = planner_of(20, 20)
     request = run(planner, 0, range(1, 10))

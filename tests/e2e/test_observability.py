@@ -10,6 +10,7 @@ import pytest
 from bench_serving.prompts import random_prompts
 from bench_serving.serving import Server
 from sglang_hisparse import pin
+from sglang_hisparse.capacity import HOT_ROWS_OF_TOP_K
 from sglang_hisparse.config import HiSparseConfig
 from sglang_hisparse.metrics import COUNTER, METRICS
 from sglang_hisparse.policy.admission import DEFERRALS
@@ -99,7 +100,10 @@ def test_server_info(watched: Server) -> None:
         if seam.id in seams:
             assert (seams[seam.id]["body"], seams[seam.id]["drifted"]) == (seam.body, False)
     asked = HiSparseConfig(host_pool_gib=0.05, audit="sampled", **QUEST)
-    assert info["options"] == asked.as_dict() | {"hot_rows": 2 * QUEST["top_k"], "resident_graphs": False}
+    assert info["options"] == asked.as_dict() | {
+        "hot_rows": HOT_ROWS_OF_TOP_K * QUEST["top_k"],
+        "resident_graphs": False,
+    }
     capacity = info["capacity"]
     assert capacity["host_gib_physical"] == capacity["host_gib"] == pytest.approx(0.05, rel=0.02)
     assert capacity["binding"] in ("device_pool", "host_pool", "request_slots")

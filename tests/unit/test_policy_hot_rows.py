@@ -174,6 +174,28 @@ def test_hot_rows_that_are_not_far_apart_are_not_shared() -> None:
     assert (rich.hot_pages(), poor.hot_pages()) == (11, 11)
 
 
+@pytest.mark.parametrize(("spilled", "grow", "shared"), [(20, 64, 6), (6, 64, 2), (20, 3, 3)])
+def test_no_more_is_shared_than_can_be_used_or_a_step_may_move(spilled: int, grow: int, shared: int) -> None:
+    planner = planner_of(90, 60, low_watermark=0.5, hot_min=4, hot_max=16, grow_per_step=grow)
+    rich, poor = run(planner, 0, range(1, 25)), run(planner, 1, range(25, 49))
+    spill(planner, list(range(1, 21)))
+    spill(planner, list(range(25, 25 + spilled)))
+    planner._resize_lease(rich, 16)
+    planner._share_hot(poor, rich)
+    assert (rich.hot_pages(), poor.hot_pages()) == (16 - shared, 4 + shared)
+
+
+def test_it_is_the_richest_that_shares() -> None:
+    planner = planner_of(60, 90, low_watermark=0.5, hot_min=4, hot_max=16)
+    poor, middle, rich = (run(planner, row, range(1 + 20 * row, 21 + 20 * row)) for row in range(3))
+    for first in (1, 21, 41):
+        spill(planner, list(range(first, first + 18)))
+    planner._resize_lease(middle, 9)
+    planner._resize_lease(rich, 14)
+    planner._exchange()
+    assert [request.hot_pages() for request in (poor, middle, rich)] == [9, 9, 9]
+
+
 def test_hot_rows_that_a_request_needs_are_not_shared() -> None:
     planner = planner_of(30, 60, low_watermark=0.5, high_watermark=1.0)
     rich, poor = run(planner, 0, range(1, 13)), run(planner, 1, range(13, 25))

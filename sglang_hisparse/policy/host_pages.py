@@ -1,8 +1,8 @@
 """Free host pages, handed out so that the pages of one request lie close together.
 
 A step with many requests reads the spilled rows of one after the other over PCIe, and short reads that span more than
-about 1.5 GiB of host memory are slow: addresses are translated, and few translations are kept (docs/kernels.md).
-So each owner fills a block of neighbouring pages before it starts the next one, which is the emptiest.
+about 1.5 GiB of host memory are slow (docs/kernels.md). So each owner fills a block of neighbouring pages before it
+starts the next one, which is the emptiest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 BLOCK = 64
-"""Host pages of a block: some translations each, so that only a small part of them is shared with other owners."""
+"""Host pages of a block: megabytes of a group, so that an owner is in few places."""
 
 
 class HostPages:

@@ -165,11 +165,6 @@ class Group:
         return self.planes_of(self.layers[0])[1]
 
     @property
-    def leader_bytes(self) -> int:
-        """Bytes of one token in the leader's planes."""
-        return sum(plane.row_bytes for plane in self.planes[: self.leader_planes])
-
-    @property
     def device(self) -> torch.device:
         return self.planes[0].rows.device
 

@@ -153,7 +153,7 @@ struct Resolve {
 struct FetchListed {
   static void run(tvm::ffi::TensorView planes, int64_t first, int64_t behind, int64_t host,
                   int64_t host_row_bytes, tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count,
-                  int64_t batch, int64_t blocks, bool follows_kernel) {
+                  int64_t batch, int64_t blocks, int64_t threads, bool paired, bool follows_kernel) {
     using namespace sglang::host;
     auto listed = SymbolicSize{"listed requests"}, listed_rows = SymbolicSize{"listed rows"};
     auto device = SymbolicDevice{};
@@ -162,10 +162,12 @@ struct FetchListed {
         .with_device<kDLCUDA>(device)
         .verify(miss_rows);
     TensorMatcher({listed}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(miss_count);
-    CHECK_HOST(batch >= 0 && batch <= listed.unwrap() && batch <= kMaxBatch)
-        << batch << " requests of a list of " << listed.unwrap() << "; the kernel takes at most "
-        << kMaxBatch;
-    CHECK_HOST(blocks > 0) << "a fetch needs at least one thread block, got " << blocks;
+    CHECK_HOST(batch >= 0 && batch <= listed.unwrap())
+        << batch << " requests of a list of " << listed.unwrap();
+    CHECK_HOST(blocks > 0 && (!paired || blocks % 2 == 0))
+        << "a fetch needs thread blocks, in pairs an even number; got " << blocks;
+    CHECK_HOST(threads > 0 && threads % 32 == 0 && threads <= kMaxListedThreads)
+        << threads << " threads a block; whole warps, at most " << kMaxListedThreads;
     const ListedParams params{
         .miss_rows = static_cast<const int2*>(miss_rows.data_ptr()),
         .miss_count = static_cast<const int32_t*>(miss_count.data_ptr()),
@@ -175,7 +177,8 @@ struct FetchListed {
         .planes = plane_table(planes, first, behind, host, host_row_bytes),
     };
     if (batch == 0 || params.planes.chunks == 0) return;
-    LaunchKernel launch(static_cast<uint32_t>(blocks), kListedThreads, device.unwrap());
+    LaunchKernel launch(static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads), device.unwrap());
+    if (paired) launch.enable_cluster({2, 1, 1});
     if (follows_kernel) launch.enable_pdl();
     launch(listed_kernel, params);
   }

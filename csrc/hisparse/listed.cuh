@@ -1,9 +1,13 @@
 // Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute
 // in between; and of the leader where many requests miss.
 //
-// A warp takes a row. Requests are swept one after another, with few rows under way: short rows that span
-// more than about 1.5 GiB of host memory come at little more than half of the link's speed (docs/kernels.md).
-// The host pages of one request lie close together, those of all requests do not.
+// A warp takes two rows of the list at once. Requests are swept one after another, in the order of the list: host
+// pages of one request lie close together, and every 64 KiB of host memory that a launch meets for the first time
+// costs a translation, of which about 40 a microsecond are to be had (docs/kernels.md).
+//
+// Blocks are asked for by the caller: few that are full, in clusters of two (two SMs that are neighbours), beside
+// compute, which loses every SM that a block is on; and small ones on all SMs where nothing else runs. No shared
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +17,9 @@
 
 namespace hisparse {
 
-constexpr int kMaxBatch = 4096;
-constexpr int kListedThreads = 512;
-constexpr int kRowLoads = 4;  // of a lane at once: 2 KiB of a row
+constexpr int kMaxListedThreads = 1024;
+constexpr int kRowsAtOnce = 2;
+constexpr int kRowLoads = 2;  // of a lane at once, for each row: 1 KiB of it
 
 struct ListedParams {
   const int2* miss_rows;      // [batch, miss_stride] host row, device row
@@ -26,59 +30,75 @@ struct ListedParams {
   PlaneTable planes;  // to fetch
 };
 
-// end[b] = rows of requests 0 .. b. By one warp.
-__device__ __forceinline__ void sum_up(const ListedParams& p, int32_t* end) {
-  const int lane = threadIdx.x % 32;
-  int32_t before = 0;
-  for (int first = 0; first < p.batch; first += 32) {
-    int32_t sum = first + lane < p.batch ? p.miss_count[first + lane] : 0;
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t lower = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += lower;
+// The list of all requests as one, for one warp that walks it in ascending order.
+class ListWalk {
+ public:
+  __device__ explicit ListWalk(const ListedParams& p) : p_(p) { load_counts(); }
+
+  // Row n of the list, or -1, -1 behind its end. No n may be lower than the one before. Whole warps.
+  __device__ int2 at(int n) {
+    while (request_ < p_.batch) {
+      const int here = __shfl_sync(~0u, counts_, request_ % 32);
+      if (n - before_ < here) return p_.miss_rows[int64_t(request_) * p_.miss_stride + n - before_];
+      before_ += here;
+      if (++request_ % 32 == 0) load_counts();
     }
-    if (first + lane < p.batch) end[first + lane] = before + sum;
-    before += __shfl_sync(~0u, sum, 31);
+    return {-1, -1};
   }
-}
 
-__global__ __launch_bounds__(kListedThreads, 2) void listed_kernel(const __grid_constant__ ListedParams p) {
-  __shared__ int32_t end[kMaxBatch];
+ private:
+  __device__ void load_counts() {
+    const int mine = request_ + int(threadIdx.x % 32);
+    counts_ = mine < p_.batch ? p_.miss_count[mine] : 0;
+  }
+
+  const ListedParams& p_;
+  int request_ = 0, before_ = 0;  // rows of requests below `request_`
+  int counts_;                    // of 32 requests, a lane each
+};
+
+__global__ __launch_bounds__(kMaxListedThreads) void listed_kernel(const __grid_constant__ ListedParams p) {
   wait_for_earlier_kernels();
-  if (threadIdx.x < 32) sum_up(p, end);
-  __syncthreads();
-
-  const int lane = threadIdx.x % 32, warps = gridDim.x * (kListedThreads / 32), total = end[p.batch - 1];
-  int request = 0;
-  const auto listed = [&](int n) {  // ascending n only
-    while (n >= end[request]) request++;
-    return p.miss_rows[int64_t(request) * p.miss_stride + n - (request > 0 ? end[request - 1] : 0)];
-  };
-  int n = (blockIdx.x * kListedThreads + threadIdx.x) / 32;
-  int2 row = n < total ? listed(n) : int2{};
-  while (n < total) {
-    n += warps;
-    const int2 next = n < total ? listed(n) : int2{};
-    const int64_t host_row = int64_t(row.x) * p.host_row_bytes;
-    for (int first = lane; first < p.planes.chunks; first += 32 * kRowLoads) {
-      int4 chunk[kRowLoads];
+  const int lane = threadIdx.x % 32, step = gridDim.x * blockDim.x / 32 * kRowsAtOnce;
+  int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * kRowsAtOnce;
+  ListWalk list(p);
+  int2 row[kRowsAtOnce], next[kRowsAtOnce];
 #pragma unroll
-      for (int k = 0; k < kRowLoads; k++) {
-        const int at = first + 32 * k;
-        if (at >= p.planes.chunks) break;
-        const int plane = p.planes.plane_of(at);
-        chunk[k] = load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
+  for (int r = 0; r < kRowsAtOnce; r++) next[r] = list.at(n + r);
+
+  while (next[0].x >= 0) {
+    n += step;
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; r++) row[r] = next[r];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; r++) next[r] = list.at(n + r);
+    for (int first = lane; first < p.planes.chunks; first += 32 * kRowLoads) {
+      int4 chunk[kRowsAtOnce][kRowLoads];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; r++) {
+        const int64_t host_row = int64_t(row[r].x) * p.host_row_bytes;
+#pragma unroll
+        for (int k = 0; k < kRowLoads; k++) {
+          const int at = first + 32 * k;
+          if (at >= p.planes.chunks || row[r].x < 0) continue;
+          const int plane = p.planes.plane_of(at);
+          chunk[r][k] =
+              load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
+        }
       }
 #pragma unroll
-      for (int k = 0; k < kRowLoads; k++) {
-        const int at = first + 32 * k;
-        if (at >= p.planes.chunks) break;
-        const int plane = p.planes.plane_of(at);
-        store_chunk(reinterpret_cast<uint8_t*>(p.planes.device[plane] +
-                                               int64_t(row.y) * p.planes.row_bytes[plane] + at * kChunk),
-                    chunk[k]);
+      for (int r = 0; r < kRowsAtOnce; r++) {
+#pragma unroll
+        for (int k = 0; k < kRowLoads; k++) {
+          const int at = first + 32 * k;
+          if (at >= p.planes.chunks || row[r].x < 0) continue;
+          const int plane = p.planes.plane_of(at);
+          const int64_t device_row = int64_t(row[r].y) * p.planes.row_bytes[plane];
+          store_chunk(reinterpret_cast<uint8_t*>(p.planes.device[plane] + device_row + at * kChunk),
+                      chunk[r][k]);
+        }
       }
     }
-    row = next;
   }
 }
 

@@ -123,7 +123,9 @@ def resolve(
     misses: MissList | None = None,
     heat: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Turn the slots one index group selected into device rows, fetching the rows that are missing.
+    """Turn the slots one index group selected into device rows, fetching the rows of a row group that are missing.
+
+    group             whose rows are fetched (that of the leader, mostly); its index says which hot tables are used
 
     selection         int32 [Q * q, W]: slots, "none" where negative; duplicates allowed
     request           int32 or int64 [Q]: row of req_to_token, each at most once; negative for a padded row,
@@ -134,7 +136,8 @@ def resolve(
                       the unique spilled slots of a request and sum to their number
     strict            raise RuntimeError, before anything is written, where an entry would overflow
     planes            how many of the group's planes are fetched, from the first on (None: all). The others of a missed
-                      row hold garbage until `fetch_listed` brings them, or for good (the oracle of benchmarks)
+                      row hold garbage until `fetch_listed` brings them, or for good (the oracle of benchmarks). So do
+                      those of other row groups
     misses            filled with what was missed, request by request
     heat              int32 [P + 1], added to: 1 for the page of every 16th entry of a request that selects something
 
@@ -158,8 +161,11 @@ def resolve(
     return result if out is None else out.copy_(result)
 
 
-def fetch_listed(group: Group, misses: MissList, batch: int, first: int, behind: int) -> None:
-    """Read the rows that `resolve` listed for requests 0 .. batch - 1, in the planes first .. behind - 1 of the group.
+def fetch_listed(
+    group: Group, misses: MissList, batch: int, first: int = 0, behind: int | None = None
+) -> None:
+    """Read the rows that `resolve` listed for requests 0 .. batch - 1, in the planes first .. behind - 1 of a row group
+    (None: to its end) that has the host pages of the one that was resolved.
 
     Writes device rows of those planes, and nothing else.
     """

@@ -20,9 +20,22 @@ MAX_HOT_ROWS = 32768
 SM_BUDGET = 32
 """Thread blocks of one resolve while a request has several. Sixteen saturate PCIe 5 x16; a request has at most 8."""
 
-LISTED_BLOCKS = 16
-"""Thread blocks of 512 threads that fetch listed rows. They saturate the link; more would have rows of more requests
-under way, which is slower, and take more from the compute beside them."""
+
+@dataclass(frozen=True, slots=True)
+class FetchShape:
+    """Thread blocks of a fetch of listed rows. `paired`: clusters of two, so that they take both SMs of a pair."""
+
+    blocks: int
+    threads: int
+    paired: bool
+
+
+ON_ALL_SMS = FetchShape(132, 64, False)
+"""Where nothing else runs: a little on every SM, which together keep the most translations."""
+
+BESIDE_COMPUTE = FetchShape(4, 1024, True)
+"""Full blocks on four SMs: kernels beside them, one block an SM with all of its shared memory, cannot share an SM with
+a block of ours, however small it is. Two rows a warp are what four SMs need to saturate PCIe 5 x16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,24 +118,30 @@ def fetch_listed(
     group: Group,
     misses: MissList,
     batch: int,
-    first: int,
-    behind: int,
+    first: int = 0,
+    behind: int | None = None,
     *,
-    blocks: int = LISTED_BLOCKS,
+    beside_compute: bool = False,
     follows_resolve: bool = False,
+    shape: FetchShape | None = None,
 ) -> None:
     """See `reference.fetch_listed`.
 
-    On CUDA: one launch of `blocks` thread blocks on the current stream, no host synchronisation; CUDA-graph safe once
-    built. `follows_resolve`: the launch before it on this stream is the resolve that filled the list, whose end it
-    need not wait for to be launched.
+    beside_compute   other kernels run meanwhile
+    follows_resolve  the launch before it on this stream is the resolve that filled the list, whose end it need not wait
+                     for to be launched
+    shape            thread blocks (default: by `beside_compute`)
+
+    On CUDA: one launch on the current stream, no host synchronisation; CUDA-graph safe once built.
     """
     if misses.count.device.type != "cuda":
         reference.fetch_listed(group, misses, batch, first, behind)
         return
+    shape = shape or (BESIDE_COMPUTE if beside_compute else ON_ALL_SMS)
     prepare_listed()(
-        group.plane_table, first, behind, group.host.data_ptr(), group.host_row_bytes,
-        misses.rows, misses.count, batch, blocks, follows_resolve,
+        group.plane_table, first, len(group.planes) if behind is None else behind, group.host.data_ptr(),
+        group.host_row_bytes, misses.rows, misses.count, batch, shape.blocks, shape.threads, shape.paired,
+        follows_resolve,
     )  # fmt: skip
 
 

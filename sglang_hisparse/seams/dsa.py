@@ -87,8 +87,8 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
         if runtime.read_check is not None:
             runtime.read_check.read(reading.layer, result[::EXTEND_STRIDE], rows[::EXTEND_STRIDE])
         return rows
-    group = tier.layout.groups[tier.layout.layer_to_group[reading.layer]]
-    if reading.layer == group.layers[0]:
+    group = tier.layout.of_layer(reading.layer)
+    if reading.layer in tier.layout.leaders:
         _group_rows[group.index] = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
     else:
         tier.wait_for_rows(reading.layer)
@@ -99,7 +99,7 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
 
 def _resident_rows(tier: HostTier, layer: int, rows: torch.Tensor) -> torch.Tensor:
     """Rows that the fused top-k of a resident graph has found already."""
-    if layer == tier.layout.groups[tier.layout.layer_to_group[layer]].layers[0]:
+    if layer in tier.layout.leaders:
         check_mapped(layer)
     if SORTED:
         rows = rows.gather(-1, tier.slots_of(rows).argsort(dim=-1, descending=True))

@@ -43,8 +43,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     beside = 0
     if tiered_on_cuda:
         beside = staging_bytes(PAGE * token.host)
-        if any(len(layers) > 1 for layers in runtime.selector.groups):
-            beside += MissList.bytes(largest_decode_graph(), runtime.selector.top_k)
+        beside += MissList.bytes(largest_decode_graph(), runtime.selector.top_k)
     capacity = size_pools(
         budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - beside,
         most_device_tokens=get_schedule().max_total_tokens,

@@ -16,7 +16,7 @@ from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
 from sglang_hisparse.tier.host_pool import HostPool
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes, row_groups
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from sglang_hisparse.tier.mover import Mover
 from sglang_hisparse.tier.page_heat import PageHeat
@@ -51,8 +51,8 @@ class HostTier:
         copy_rows: bool = True,
         listed_batch: int | None = None,
     ) -> None:
-        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle. `listed_batch`: in a step of
-        more requests resolve fetches all rows itself (None: there is no such step)."""
+        """`copy_rows` False: missed rows keep what they hold, a benchmark's no-IO oracle. `listed_batch`: requests that
+        are resolved at once; a step of more is resolved in parts, outside graphs (None: there is no such step)."""
         self.config, self.capacity, self.selector, self.device = config, capacity, selector, device
         self.copy_rows = copy_rows
         has_host = capacity.host_pages > 0
@@ -64,14 +64,16 @@ class HostTier:
             hot_rows=capacity.hot_max_pages * PAGE if has_host else PAGE,
             device=device,
         )
+        stored = [(index, layers) for index, same in enumerate(selector.groups) for layers in row_groups(same)]
         planned = [
-            plan_planes([(n, name, t) for n in layers for name, t in buffers[n]])
-            for layers in selector.groups
+            plan_planes((n, name, t) for n in layers for name, t in buffers[n]) for _, layers in stored
         ]
         self.host_pool = HostPool(capacity.host_pages, [width for _, width in planned], device)
         self.layout = RowLayout.of(
-            Group(index=i, layers=layers, planes=planes, host=self.host_pool.buffers[i])
-            for i, (layers, (planes, _)) in enumerate(zip(selector.groups, planned, strict=True))
+            Group(index, layers, planes, host)
+            for (index, layers), (planes, _), host in zip(
+                stored, planned, self.host_pool.buffers, strict=True
+            )
         )
         self.residency = Residency(capacity.logical_pages, capacity.device_pages, capacity.host_pages)
         self.planner = Planner(
@@ -95,7 +97,7 @@ class HostTier:
         self.selected = SelectionCounters(len(selector.groups), device)
         self.listed = (
             ListedFetch(min(request_rows, listed_batch or request_rows), selector.top_k, device, copy_rows)
-            if device.type == "cuda" and has_host
+            if has_host
             else None
         )
         self._counted = False
@@ -231,25 +233,40 @@ class HostTier:
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
-        leader; on CUDA a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA."""
-        group = self.layout.groups[self.layout.layer_to_group[layer]]
-        listed = self.listed
-        if listed is not None and not listed.lists(group, len(request)):
-            listed = None
-        planes = listed.planes(group, len(request)) if listed else None
+        leader; a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA for as many requests as the
+        list of misses has room for."""
+        groups = self.layout.index_groups[self.layout.of_layer(layer).index]
+        at_once = self.listed.batch if self.listed else len(request)
+        if len(request) <= at_once:
+            return self._resolve(groups, selection, request)
+        rows = torch.empty_like(selection)
+        for first in range(0, len(request), at_once):
+            part = slice(first, first + at_once)
+            rows[part] = self._resolve(groups, selection[part], request[part])
+            for group in groups:
+                for follower in group.layers:
+                    self.wait_for_rows(follower)  # the next part overwrites the list
+        return rows
+
+    def _resolve(
+        self, groups: Sequence[Group], selection: torch.Tensor, request: torch.Tensor
+    ) -> torch.Tensor:
+        leader, batch = groups[0], len(request)
+        listed = self.listed if self.listed and self.listed.lists(groups, batch) else None
+        reads = self.copy_rows and not (listed and listed.sweeps(batch))
         rows = resolve_kernel.resolve(
             self.tables,
-            group,
+            leader,
             selection,
             request,
             1,
-            stats=self.selected.rows[group.index],
-            planes=planes if self.copy_rows else 0,
+            stats=self.selected.rows[leader.index],
+            planes=None if reads else 0,
             heat=None if self.heat is None else self.heat.counts,
             misses=listed.misses if listed else None,
         )
         if listed:
-            listed.start(group, len(request))
+            listed.start(groups, batch)
         return rows
 
     def wait_for_rows(self, layer: int) -> None:
@@ -260,7 +277,7 @@ class HostTier:
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV
         device. For prefill that reads the host itself. Not graph-safe."""
-        group = self.layout.groups[self.layout.layer_to_group[layer]]
+        group = self.layout.of_layer(layer)
         mapped = self.tables.page_map[slots >> 6].long()
         offset = slots & 63
         spilled = (mapped < -1).nonzero().view(-1)
@@ -296,8 +313,8 @@ class HostTier:
         self._count_aside()
         by_group = self.selected.exact() if wait else self.selected.recent()
         missed_bytes = self.copy_rows * sum(
-            counts[OUTCOMES.index("missed")] * sum(plane.row_bytes for plane in group.planes)
-            for counts, group in zip(by_group, self.layout.groups, strict=True)
+            counts[OUTCOMES.index("missed")] * sum(p.row_bytes for group in groups for p in group.planes)
+            for counts, groups in zip(by_group, self.layout.index_groups, strict=True)
         )
         totals = (sum(column) for column in zip(*by_group, strict=True))
         residency = self.residency

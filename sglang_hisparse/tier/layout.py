@@ -1,17 +1,22 @@
-"""Where the bytes of a token are: planes, index groups, the group-contiguous host row, and the hot tables.
+"""Where the bytes of a token are: planes, row groups, the host row, and the hot tables.
 
-A *plane* is one (layer, buffer) of an index group. A device row is one token's bytes in one plane; a host row
-is the same token's rows of all planes of its group, side by side:
+A *plane* is one (layer, buffer). A device row is one token's bytes in one plane; a host row is the same token's rows
+of all planes of a *row group*, side by side:
 
-    host row of a group   | plane 0 | plane 1 | ... | plane n-1 |      host_row_bytes
-    byte offset           0         host_offset of plane 1 ...
+    host row   | plane 0 | plane 1 | ... | plane n-1 |      host_row_bytes
+    offset     0         host_offset of plane 1 ...
+
+An index group (a leader and the layers that reuse its selection) is stored in the row groups that are fetched
+together: the leader, the layer behind it, the next two, the next four, ... (`row_groups`). All of them use the same
+host pages and the same hot tables.
 
 Row ids count tokens: device row = device_page * 64 + offset, host row = host_page * 64 + offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -92,12 +97,26 @@ def plan_planes(buffers: Iterable[tuple[int, str, torch.Tensor]]) -> tuple[tuple
     return tuple(planes), offset
 
 
+def row_groups(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """How an index group of `layers`, leader first, is stored: the leader, the next layer, the next two, four, ...
+
+    The leader is waited for, so its rows lie as close together as can be: every 64 KiB of host memory that a launch
+    meets first costs a translation, and few bytes a row mean few of them (docs/kernels.md). What is behind the leader
+    comes under compute: the first layer must not wait long, and long rows are the fastest to read.
+    """
+    yield tuple(layers[:1])
+    first, size = 1, 1
+    while first < len(layers):
+        yield tuple(layers[first : first + size])
+        first, size = first + size, 2 * size
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """An index group: a leader layer, the layers that reuse its selection, and their host rows.
+    """A row group: layers of one index group whose rows lie side by side on the host.
 
-    index        position in RowLayout.groups and first index of the hot tables
-    layers       leader first
+    index        the index group: first index of the hot tables
+    layers       in the model's order
     host         uint8 [host_pages * 64, host_row_bytes], owned by the host pool; pinned for planes on CUDA
     plane_table  int64 [planes, 4] on the CPU: device address, row_bytes, host_offset, layer
     """
@@ -109,7 +128,7 @@ class Group:
     plane_table: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        host, where = self.host, f"index group {self.index}"
+        host, where = self.host, f"row group of layers {self.layers}"
         if not self.planes:
             raise ValueError(f"{where}: no planes")
         if (
@@ -154,16 +173,6 @@ class Group:
         table = [[p.rows.data_ptr(), p.row_bytes, p.host_offset, p.layer] for p in self.planes]
         object.__setattr__(self, "plane_table", torch.tensor(table, dtype=torch.int64))
 
-    def planes_of(self, layer: int) -> tuple[int, int]:
-        """The planes of `layer`: number of the first, and of the one behind the last."""
-        mine = [number for number, plane in enumerate(self.planes) if plane.layer == layer]
-        return mine[0], mine[-1] + 1
-
-    @property
-    def leader_planes(self) -> int:
-        """How many planes the leader has; they come first."""
-        return self.planes_of(self.layers[0])[1]
-
     @property
     def device(self) -> torch.device:
         return self.planes[0].rows.device
@@ -175,29 +184,37 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """All index groups of a model.
+    """All row groups of a model.
 
-    layer_to_group  layer id -> index in `groups`
+    groups          index group after index group; of each the leader's first
+    layer_to_group  layer id -> position in `groups`
+    index_groups    the same groups, one tuple for each index group
+    leaders         the first layer of each index group
     plane_table     int64 [all planes, 4] on the KV device: the groups' plane tables, one after the other
     group_table     int64 [groups, 4] on the KV device: address of host row 0, host_row_bytes, first plane, planes
     """
 
     groups: tuple[Group, ...]
-    layer_to_group: Mapping[int, int]
+    layer_to_group: Mapping[int, int] = field(init=False)
+    index_groups: tuple[tuple[Group, ...], ...] = field(init=False, repr=False)
+    leaders: frozenset[int] = field(init=False)
     plane_table: torch.Tensor = field(init=False, repr=False)
     group_table: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        indices = [group.index for group in self.groups]
+        by_index = [tuple(same) for _, same in itertools.groupby(self.groups, key=lambda group: group.index)]
+        indices = [same[0].index for same in by_index]
         if not indices or indices != list(range(len(indices))):
             raise ValueError(
-                f"groups must be numbered 0, 1, 2, ... in order, and there must be one; got {indices}"
+                "index groups must be numbered 0, 1, 2, ... in order, the row groups of each together, and there must "
+                f"be one; got {[group.index for group in self.groups]}"
             )
-        expected = [(layer, group.index) for group in self.groups for layer in group.layers]
-        if len(dict(expected)) != len(expected) or dict(expected) != dict(self.layer_to_group):
-            raise ValueError(
-                f"layer_to_group {dict(self.layer_to_group)} does not match the groups' layers {expected}"
-            )
+        places = [(layer, place) for place, group in enumerate(self.groups) for layer in group.layers]
+        if len(dict(places)) != len(places):
+            raise ValueError(f"a layer belongs to one row group; got {[group.layers for group in self.groups]}")
+        object.__setattr__(self, "layer_to_group", dict(places))
+        object.__setattr__(self, "index_groups", tuple(by_index))
+        object.__setattr__(self, "leaders", frozenset(same[0].layers[0] for same in by_index))
         table, planes = [], 0
         for group in self.groups:
             table.append([group.host.data_ptr(), group.host_row_bytes, planes, len(group.planes)])
@@ -209,9 +226,11 @@ class RowLayout:
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> RowLayout:
-        """The layout of `groups`, with `layer_to_group` read off their layers."""
-        groups = tuple(groups)
-        return cls(groups, {layer: group.index for group in groups for layer in group.layers})
+        return cls(tuple(groups))
+
+    def of_layer(self, layer: int) -> Group:
+        """The row group that holds `layer`. KeyError where none does."""
+        return self.groups[self.layer_to_group[layer]]
 
     @property
     def device(self) -> torch.device:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partialmethod
 
 import pytest
 import torch
 
-from sglang_hisparse.kernels.resolve import MissList
 from sglang_hisparse.policy import PlannerOptions
 from sglang_hisparse.tier import listed_fetch
+from sglang_hisparse.tier.host_tier import HostTier
 from sglang_hisparse.tier.layout import PAGE
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from tests.cpu.tier_server import MHA, MLA, TierServer, tier_of
@@ -154,51 +154,54 @@ def test_a_tier_without_host_pages_only_maps() -> None:
     events.leave()
 
 
-def test_host_rows_of_a_group_lie_side_by_side() -> None:
+def test_host_rows_of_what_is_fetched_together_lie_side_by_side() -> None:
     tier = tier_of(SMALL, MLA)
+    assert [group.layers for group in tier.layout.groups] == [(0,), (1,), (2,), (3,), (4,), (5,)]
     widths = [group.host_row_bytes for group in tier.layout.groups]
-    assert widths == [16 + 32 + 48, 16, 32 + 48]
+    assert widths == [16, 32, 48, 16, 32, 48]
     assert [buffer.shape for buffer in tier.host_pool.buffers] == [(24 * PAGE, width) for width in widths]
     tier.close()
     tier.close()
+    four = tier_of(SMALL, ((0, 1, 2, 3),))
+    assert [group.layers for group in four.layout.groups] == [(0,), (1,), (2, 3)]
+    assert [group.host_row_bytes for group in four.layout.groups] == [16, 32, 48 + 16]
+    assert {group.index for group in four.layout.groups} == {0} and four.tables.hot_slot.shape[0] == 1
 
 
-def test_more_requests_than_the_list_of_misses_holds_fetch_all_at_once() -> None:
-    server = TierServer(SMALL, random.Random(1), MLA)
-    started: list[int] = []
-    misses = MissList.create(2, server.tier.selector.top_k, "cpu")
-    server.tier.listed = SimpleNamespace(  # type: ignore[assignment]
-        misses=misses,
-        lists=lambda group, batch: batch <= 2,
-        planes=lambda group, batch: 1,
-        start=lambda group, batch: started.append(batch),
+@pytest.mark.parametrize("swept", [1, 1000], ids=["swept", "leader first"])
+@pytest.mark.parametrize("at_once", [1, 2, 32], ids=["one", "two", "all"])
+def test_more_requests_than_the_list_holds_are_resolved_in_parts(
+    at_once: int, swept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes and the same rows, whatever the list holds and whoever reads the leader's rows."""
+    monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", swept)
+    monkeypatch.setattr(HostTier, "__init__", partialmethod(HostTier.__init__, listed_batch=at_once))
+    resolved = []
+    resolve = HostTier._resolve
+    monkeypatch.setattr(
+        HostTier, "_resolve", lambda self, *a: (resolved.append(len(a[2])), resolve(self, *a))[1]
     )
-    for batch in (1, 2, 3):
-        requests = torch.full((batch,), -1)
-        selection = torch.full((batch, server.tier.selector.top_k), -1, dtype=torch.int32)
-        server.tier.resolve(0, selection, requests)
-    assert started == [1, 2]
-    assert MissList.bytes(2, server.tier.selector.top_k) == misses.rows.nbytes + misses.count.nbytes
+    rng = random.Random(4)
+    server = TierServer(SMALL, rng, MLA, audit="full")
+    random_events(server, rng, count=60)
+    assert server.resolved and server.tier.counters()["selected_missed"]
+    assert max(resolved) <= at_once and len(resolved) > 10
 
 
-def test_what_resolve_leaves_to_other_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Followers always; the leader where many requests read a host pool beyond the reach of translations."""
-    tier = tier_of(SMALL, MLA)
-    three, one, _ = tier.layout.groups
-    listed = ListedFetch.__new__(ListedFetch)
-    listed.batch = 64
-    asked = [(group, batch) for group in (three, one) for batch in (1, 31, 32, 64, 65)]
-    assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 6
-    assert [listed.planes(*a) for a in asked[:4]] == [1] * 4
-    monkeypatch.setattr(listed_fetch, "REACH_BYTES", one.host.nbytes - 1)
-    assert [listed.lists(*a) for a in asked] == [True] * 4 + [False] * 3 + [True, True, False]
-    assert [listed.planes(*a) for a in asked[:4]] == [1, 1, 0, 0]
+def test_what_resolve_leaves_to_other_launches() -> None:
+    """Followers always; the leader where many requests decode."""
+    three, one, _ = tier_of(SMALL, MLA).layout.index_groups
+    asked = [(groups, batch) for groups in (three, one) for batch in (1, 47, 48, 64)]
+    assert [ListedFetch.lists(*a) for a in asked] == [True] * 4 + [False, False, True, True]
+    assert [ListedFetch.sweeps(batch) for batch in (1, 47, 48, 64)] == [False, False, True, True]
 
 
-def test_followers_come_in_parts_that_grow() -> None:
-    parts = [list(part) for part in listed_fetch.in_growing_parts(range(1, 10))]
-    assert parts == [[1], [2, 3], [4, 5, 6, 7], [8, 9]]
-    assert not list(listed_fetch.in_growing_parts([]))
+def test_the_oracle_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listed_fetch.kernels, "fetch_listed", lambda *_, **__: pytest.fail("bytes moved"))
+    fetch = ListedFetch(2, 4, torch.device("cpu"), copy_rows=False)
+    for groups in tier_of(SMALL, MLA).layout.index_groups:
+        fetch.start(groups, 2)
+        fetch.wait(groups[-1].layers[0])
 
 
 @pytest.mark.parametrize("seed", range(8))

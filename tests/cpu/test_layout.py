@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes
+from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes, row_groups
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,6 @@ def test_layout_maps_layers_to_groups():
 
 
 def test_planes_come_in_the_order_of_the_layers():
-    both = group(0, 2, 3)
-    assert both.leader_planes == 1 and (both.planes_of(2), both.planes_of(3)) == ((0, 1), (1, 2))
     for order in ((3, 2), (2, 3, 2), (2, 2)):
         planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in order)
         with pytest.raises(ValueError, match=r"every layer of \(2, 3\) must have some, in this order"):
@@ -84,11 +82,41 @@ def test_row_ids_that_do_not_fit_are_refused():
         Group(0, (0,), planes, torch.empty(2**31, width, dtype=torch.uint8, device="meta"))
 
 
+def test_an_index_group_is_stored_in_row_groups():
+    layout = RowLayout.of([group(0, 2), group(0, 3), group(0, 4, 5), group(1, 8)])
+    assert [[g.layers for g in same] for same in layout.index_groups] == [[(2,), (3,), (4, 5)], [(8,)]]
+    assert layout.leaders == {2, 8}
+    assert layout.of_layer(5) is layout.groups[2] and layout.of_layer(8).index == 1
+    with pytest.raises(KeyError):
+        layout.of_layer(6)
+
+
 @pytest.mark.parametrize(
-    "groups", [[], [group(1, 0)], [group(0, 1), group(1, 1)]], ids=["none", "number", "twice"]
+    ("layers", "stored"),
+    [
+        ((7,), [(7,)]),
+        ((7, 8), [(7,), (8,)]),
+        ((0, 2, 4, 6), [(0,), (2,), (4, 6)]),
+        (tuple(range(10)), [(0,), (1,), (2, 3), (4, 5, 6, 7), (8, 9)]),
+    ],
 )
-def test_layout_refuses_groups_that_do_not_fit_together(groups):
-    with pytest.raises(ValueError, match=r"groups|layer_to_group"):
+def test_row_groups_grow_behind_the_leader(layers, stored):
+    assert list(row_groups(layers)) == stored
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], r"there must be one; got \[\]"),
+        ([group(1, 0)], r"numbered 0, 1, 2, .* got \[1\]"),
+        ([group(0, 1), group(1, 2), group(0, 3)], r"the row groups of each together.* got \[0, 1, 0\]"),
+        ([group(0, 1), group(1, 1)], r"belongs to one row group; got \[\(1,\), \(1,\)\]"),
+        ([group(0, 1), group(0, 1, 2)], r"belongs to one row group"),
+    ],
+    ids=["none", "number", "apart", "twice", "twice in a group"],
+)
+def test_layout_refuses_groups_that_do_not_fit_together(groups, message):
+    with pytest.raises(ValueError, match=message):
         RowLayout.of(groups)
 
 

@@ -294,7 +294,7 @@ def test_followers_get_the_rows_that_the_leader_fetched():
     assert misses.rows[0, :3].tolist() == [[128 - 64, rows[0][0]], [129 - 64, rows[0][1]], [130, rows[0][2]]]
     assert misses.rows[2, :2].tolist() == [[200, rows[1][0]], [201, rows[1][1]]]
     assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:], before[2:], strict=True))
-    first, second = (group.planes_of(layer) for layer in group.layers[1:])
+    first, second = (2, 4), (4, 6)  # K and V of a layer
     resolve.fetch_listed(group, misses, 3, *second)
     assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:4], before[2:4], strict=True))
     resolve.fetch_listed(group, misses, 3, *first)

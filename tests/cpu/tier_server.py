@@ -79,8 +79,7 @@ class TierServer(FakeServer):
         self.resolved = 0
 
     def planes(self, layer: int) -> list:  # type: ignore[type-arg]
-        group = self.tier.layout.groups[self.tier.layout.layer_to_group[layer]]
-        return [plane for plane in group.planes if plane.layer == layer]
+        return [plane for plane in self.tier.layout.of_layer(layer).planes if plane.layer == layer]
 
     @property
     def layers(self) -> list[int]:
@@ -116,11 +115,11 @@ class TierServer(FakeServer):
         return (torch.tensor(pages)[:, None] * PAGE + OFFSETS).view(-1)
 
     def _decode(self, decoding: list[Sequence]) -> None:
-        """Every group selects: slots of any position, in any order, some twice, some none."""
+        """Every index group selects: slots of any position, in any order, some twice, some none."""
         width = self.tier.selector.top_k
         generator = torch.Generator().manual_seed(self.pick(1 << 30))
         requests = torch.tensor([sequence.request.row for sequence in decoding] + [-1])
-        for group in self.tier.layout.groups:
+        for groups in self.tier.layout.index_groups:
             selection = torch.full((len(requests), width), -1, dtype=torch.int32)
             for row, sequence in enumerate(decoding):
                 slots = self._slots([page for page in sequence.pages if page in self.content] or [0])
@@ -128,14 +127,17 @@ class TierServer(FakeServer):
                 none = torch.rand(width, generator=generator) < 0.1
                 selection[row] = torch.where(none | (picked < PAGE), -1, picked)
             selection[-1] = selection[0]  # a padded row of a CUDA graph
-            rows = self.tier.resolve(group.layers[0], selection, requests)
+            leader, *followers = [layer for group in groups for layer in group.layers]
+            rows = self.tier.resolve(leader, selection, requests)
+            for layer in followers:
+                self.tier.wait_for_rows(layer)
             assert (rows[-1] == -1).all(), "a padded row reads nothing"
             assert torch.equal(rows[:-1] < 0, selection[:-1] < 0), (
                 "every selected slot gets a row, and no other"
             )
-            self._compare(group.layers, selection[:-1][rows[:-1] >= 0], rows[:-1][rows[:-1] >= 0])
+            self._compare([leader, *followers], selection[:-1][rows[:-1] >= 0], rows[:-1][rows[:-1] >= 0])
 
-    def _compare(self, layers: tuple[int, ...], slots: torch.Tensor, rows: torch.Tensor) -> None:
+    def _compare(self, layers: list[int], slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Rows of all layers of the group hold what was written for their slots."""
         self.resolved += len(slots)
         for page in (slots // PAGE).unique().tolist():

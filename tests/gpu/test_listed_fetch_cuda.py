@@ -7,10 +7,24 @@ import torch
 
 from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier import listed_fetch
+from sglang_hisparse.tier.layout import Group, plan_planes, row_groups
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from tests.gpu.test_resolve_cuda import CASES, DEVICE, REQUESTS, Twin
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def stored_apart(twin: Twin) -> list[Group]:
+    """The twin's planes as a tier stores them: row groups, each with host rows of its own."""
+    whole, groups = twin.cuda_group, []
+    for layers in row_groups(whole.layers):
+        planes = [plane for plane in whole.planes if plane.layer in layers]
+        first, end = planes[0].host_offset, planes[-1].host_offset + planes[-1].row_bytes
+        host = whole.host[:, first:end].contiguous().pin_memory()
+        groups.append(
+            Group(0, layers, plan_planes((p.layer, p.name, p.rows) for p in planes)[0], host)
+        )
+    return groups
 
 
 @pytest.mark.parametrize("swept", [False, True])
@@ -18,12 +32,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 def test_every_layer_reads_what_the_reference_reads(
     case, swept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", 1)
-    monkeypatch.setattr(listed_fetch, "REACH_BYTES", 0 if swept else 1 << 60)
+    monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", 1 if swept else 1000)
     twin, batch = Twin(case), REQUESTS + 2
-    group = twin.cuda_group
+    group, groups = twin.cuda_group, stored_apart(twin)
     fetch = ListedFetch(batch, case.q * case.width, torch.device(DEVICE), copy_rows=True)
-    assert fetch.sweeps(group, batch) is swept and fetch.lists(group, batch)
+    assert fetch.sweeps(batch) is swept and fetch.lists(groups, batch)
     request = torch.full((batch,), -1, dtype=twin.request_dtype, device=DEVICE)
     selection = torch.zeros(batch * case.q, case.width, dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(selection)
@@ -34,10 +47,10 @@ def test_every_layer_reads_what_the_reference_reads(
 
     def step() -> None:
         resolve.resolve(
-            twin.cuda, group, selection, request, case.q, out, twin.stats[DEVICE],
-            planes=fetch.planes(group, batch), misses=fetch.misses, heat=twin.heat[DEVICE],
+            twin.cuda, groups[0], selection, request, case.q, out, twin.stats[DEVICE],
+            planes=0 if swept else None, misses=fetch.misses, heat=twin.heat[DEVICE],
         )  # fmt: skip
-        fetch.start(group, batch)
+        fetch.start(groups, batch)
         torch.clamp(out, min=0, out=row)
         for layer, plane, rows in zip(group.layers, group.planes, read, strict=True):
             if layer != group.layers[0]:

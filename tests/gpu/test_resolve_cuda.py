@@ -156,8 +156,9 @@ class Twin:
             for first, follows in ((self.planes, True), (self.planes + 1, False)):
                 behind = min(first + 1, len(group.planes)) if follows else len(group.planes)
                 if first < behind:
+                    shape = resolve.FetchShape(3, 96, False) if follows else resolve.BESIDE_COMPUTE
                     resolve.fetch_listed(
-                        group, misses, len(request), first, behind, blocks=3, follows_resolve=follows
+                        group, misses, len(request), first, behind, follows_resolve=follows, shape=shape
                     )
         return out
 
@@ -316,3 +317,12 @@ def test_limits_are_refused_with_numbers_small() -> None:
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, misses=few)
     with pytest.raises(RuntimeError, match=r"[Dd]type|DType"):
         resolve.resolve(twin.cuda, twin.cuda_group, narrow.long(), request, 1)
+    for shape, message in (
+        ((3, 64, True), "in pairs an even number; got 3"),
+        ((4, 48, False), "48 threads a block; whole warps"),
+        ((4, 2048, False), "at most 1024"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            resolve.fetch_listed(twin.cuda_group, few, 1, shape=resolve.FetchShape(*shape))
+    with pytest.raises(RuntimeError, match="2 requests of a list of 1"):
+        resolve.fetch_listed(twin.cuda_group, few, 2)

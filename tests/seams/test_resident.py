@@ -80,11 +80,11 @@ def test_selections_come_out_as_device_rows(tier: HostTier) -> None:
     for _ in range(2):
         table = torch.stack([torch.randperm(40, generator=generator)[:PAGES] + 1 for _ in range(ROWS)]).int()
         metadata, kept = head(table), table.clone()
-        for group in tier.layout.groups:
+        for same in tier.layout.index_groups:
             logits = torch.rand(ROWS, PAGES * PAGE, generator=generator)
             selection = map_topk(top_k, logits, None, K, metadata)
             wanted = tier.rows_of(top_k(logits, None, K, metadata))
-            for layer in group.layers:
+            for layer in [layer for group in same for layer in group.layers]:
                 assert torch.equal(attend(layer, selection), wanted)
         assert torch.equal(table, kept), "the indexer reads its keys by it"
     assert tier.counters()["selected_resident"] == 0, "nobody resolved"
@@ -95,7 +95,7 @@ def test_a_selection_that_took_another_way_stops_the_capture(tier: HostTier) -> 
 
     metadata = head(torch.ones(ROWS, PAGES, dtype=torch.int32))
     logits = torch.rand(ROWS, PAGES * PAGE)
-    first, second = tier.layout.groups[:2]
+    first, second = (groups[0] for groups in tier.layout.index_groups[:2])
     selection = map_topk(top_k, logits, None, K, metadata)
     attend(first.layers[0], selection)
     with pytest.raises(RuntimeError, match=r'layer 3 did not come from .* "resident_graphs": false'):

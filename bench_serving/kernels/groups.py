@@ -5,15 +5,17 @@ Stock's counterpart has no group: its leader's swap-in records a plan, and three
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier.layout import PAGE
-from sglang_hisparse.tier.listed_fetch import in_growing_parts
 
 from .bench import Bench, main
 from .ours import Ours
-from .resolve import missed_rows, time_gather, time_ours
+from .resolve import both, missed_rows, time_gather, time_ours
 from .selections import place, select
 from .stock import Stock
 
@@ -22,20 +24,20 @@ PERCENT = (13.4, 30.0, 100.0)
 
 
 class Split:
-    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, in
-    parts. `swept`: the leader's from the list as well."""
+    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, row group
+    by row group. `swept`: the leader's from the list as well."""
 
     def __init__(self, ours: Ours, swept: bool = False) -> None:
         self.ours, self.batch, self.swept, self.misses = ours, len(ours.request), swept, ours.misses
 
     def leader(self) -> None:
-        self.ours.launch(planes=0 if self.swept else 1, misses=self.misses)
+        self.ours.launch(planes=0 if self.swept else None, misses=self.misses)
         if self.swept:
-            resolve.fetch_listed(self.ours.group, self.misses, self.batch, 0, 1, follows_resolve=True)
+            resolve.fetch_listed(self.ours.group, self.misses, self.batch, follows_resolve=True)
 
     def followers(self) -> None:
-        for layers in in_growing_parts(range(1, len(self.ours.planes))):  # a plane each
-            resolve.fetch_listed(self.ours.group, self.misses, self.batch, layers[0], layers[-1] + 1)
+        for group in self.ours.groups[1:]:
+            resolve.fetch_listed(group, self.misses, self.batch, beside_compute=True)
 
     def both(self) -> None:
         self.leader()
@@ -46,7 +48,15 @@ class Split:
         self.leader()
 
 
-def time_split(bench: Bench, ours: Ours, misses: int, swept: bool = False, **fields: object) -> None:
+def time_split(
+    bench: Bench,
+    ours: Ours,
+    misses: int,
+    swept: bool = False,
+    evict: Callable[[], object] | None = None,
+    **fields: object,
+) -> None:
+    """`evict` runs before everything that is timed."""
     split = Split(ours, swept)
     ours.poison()
     split.both()
@@ -57,7 +67,7 @@ def time_split(bench: Bench, ours: Ours, misses: int, swept: bool = False, **fie
         ("leader", split.leader, ours.reset, 1),
         ("followers", split.followers, split.before_followers, LAYERS - 1),
     ):
-        times = bench.timer.measure(launch, before)
+        times = bench.timer.measure(launch, before if evict is None else partial(both, evict, before))
         moved = split.batch * misses * planes * ROW_BYTES
         name = f"{part}, swept" if swept else part
         bench.timed(times, moved, system="ours", part=name, misses=misses, wrong=wrong, exact=exact, **fields)
@@ -99,18 +109,20 @@ def one_batch(bench: Bench, pool: float, batch: int) -> None:
     host = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)
     placement = place(batch, sizes.k, sizes.hot, sizes.pages, len(host) // PAGE, generator)
     ours = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS)
+    stored = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS, stored=True)
     stock = Stock(placement, bench.pool, stock_hosts(bench, len(host)))
     for percent in PERCENT:
         misses = sizes.misses(percent)
         tokens = select(placement, misses, generator)
         ours.choose(tokens)
+        stored.choose(tokens)
         stock.choose(tokens)
         where = {"pool_gib": pool, "row_bytes": LAYERS * ROW_BYTES, "batch": batch, "percent": percent}
         name = f"group, {pool} GiB, batch {batch}, {percent} %"
         bench.attempt(
             f"one launch: {name}", time_ours, bench, ours, misses, "resolve alone", part="one launch", **where
         )
-        bench.attempt(f"split: {name}", time_split, bench, ours, misses, **where)
+        bench.attempt(f"split: {name}", time_split, bench, stored, misses, **where)
         bench.attempt(f"stock: {name}", time_stock, bench, stock, misses, **where)
         rows = missed_rows(placement, misses)
         bench.attempt(f"gather: {name}", time_gather, bench, host, rows, **where)

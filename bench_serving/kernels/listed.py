@@ -1,26 +1,29 @@
 """Fetches from the list of misses: requests whose host pages lie together, and what is left of a fetch beside compute.
 
 In a server the host pages of a request lie close together, unlike in the sections `resolve` and `groups`, where pages
-are anywhere in the pool. Rows that are missed are read in one launch for all layers; apart, the leader's first and
-the followers' in parts; and apart with the leader's rows swept, request after request. The leader's rows alone are read
-from host rows of the group, and from host rows of their own, which span a quarter of the memory.
+are anywhere in the pool; and between two steps of a group the other groups are read, so that no translation of a host
+address is left. `Evict` reads the host pool at random before everything that is timed here.
+
+Rows that are missed are read in one launch for all layers, from host rows that hold all layers; and apart, row group by
+row group: the leader's first, or swept from the list, and then the followers'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from sglang_hisparse.tier import listed_fetch
 from sglang_hisparse.tier.layout import PAGE
-from sglang_hisparse.tier.listed_fetch import ListedFetch
+from sglang_hisparse.tier.listed_fetch import SWEPT_REQUESTS, ListedFetch
 
 from .bench import Bench, main
 from .decode_load import DecodeLayers
-from .groups import LAYERS, ROW_BYTES, Split, time_split
+from .gather import gather_rows
+from .groups import LAYERS, ROW_BYTES, time_split
 from .ours import Ours
-from .resolve import time_gather, time_ours
+from .resolve import both, time_ours
 from .selections import place, select
 
 PERCENT = (13.4, 30.0, 100.0)
@@ -31,14 +34,41 @@ LONG_STEP_REQUESTS = 64
 with one request, 370 with 32 and 430 with 64."""
 
 
-class Step:
-    """Four layers of a decode step: the group's fetch as a server has it, or all planes in resolve."""
+EVICTED_ROWS = 1 << 15
+"""Rows, each in a 64 KiB of host memory of its own, that are read before a timed launch; a GPU's translations of host
+addresses reach 1.5 GiB (docs/kernels.md)."""
 
-    def __init__(self, ours: Ours, layers: DecodeLayers) -> None:
-        self._ours, self._layers = ours, layers
-        self._repeats = 1 + (len(ours.request) >= LONG_STEP_REQUESTS)
-        batch, k = ours.selection.shape
-        self._fetch = ListedFetch(batch, k, ours.request.device, copy_rows=True)
+
+class Evict:
+    """Reads rows all over the host pool, with all SMs."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._host = bench.pool.rows(len(bench.pool.buffer), ROW_BYTES)
+        generator = bench.generator(5)
+        count = min(EVICTED_ROWS, len(self._host))
+        self._source = torch.randint(
+            len(self._host), (count,), generator=generator, device=bench.device, dtype=torch.int32
+        )
+        self._target = torch.arange(count, dtype=torch.int32, device=bench.device)
+        self._rows = torch.empty(count, ROW_BYTES, dtype=torch.uint8, device=bench.device)
+        self._blocks = bench.sizes.blocks[-1]
+        self()
+
+    def __call__(self) -> None:
+        gather_rows(self._host, self._rows, self._source, self._target, self._blocks)
+
+
+class Step:
+    """Four layers of a decode step: the group's fetch as a server has it, or all planes in resolve.
+
+    `whole` holds all layers in a host row, `stored` has row groups.
+    """
+
+    def __init__(self, whole: Ours, stored: Ours, layers: DecodeLayers) -> None:
+        self.whole, self.stored, self._layers = whole, stored, layers
+        batch, k = whole.selection.shape
+        self._repeats = 1 + (batch >= LONG_STEP_REQUESTS)
+        self._fetch = ListedFetch(batch, k, whole.request.device, copy_rows=True)
 
     def _compute(self, layer: int) -> None:
         for _ in range(self._repeats):
@@ -49,91 +79,67 @@ class Step:
             self._compute(layer)
 
     def one_launch(self) -> None:
-        self._ours.launch()
+        self.whole.launch()
         self.alone()
 
     def apart(self) -> None:
-        ours, fetch = self._ours, self._fetch
+        ours, fetch = self.stored, self._fetch
         batch = len(ours.request)
-        ours.launch(planes=fetch.planes(ours.group, batch), misses=fetch.misses)
-        fetch.start(ours.group, batch)
+        ours.launch(planes=0 if fetch.sweeps(batch) else None, misses=fetch.misses)
+        fetch.start(ours.groups, batch)
         for layer in range(LAYERS):
-            if layer:
-                fetch.wait(layer)
+            fetch.wait(layer)
             self._compute(layer)
 
 
-def beside_compute(bench: Bench, ours: Ours, layers: DecodeLayers, misses: int, **fields: object) -> None:
+def beside_compute(bench: Bench, step: Step, evict: Evict, misses: int, **fields: object) -> None:
     """Microseconds of four layers without a fetch, and with both ways of fetching."""
-    step = Step(ours, layers)
-    ways: dict[str, Callable[[], None]] = {
-        "compute alone": step.alone, "one launch, compute": step.one_launch, "apart, compute": step.apart,
+    ways: dict[str, tuple[Ours, Callable[[], None]]] = {
+        "compute alone": (step.whole, step.alone), "one launch, compute": (step.whole, step.one_launch),
+        "apart, compute": (step.stored, step.apart),
     }  # fmt: skip
-    for name, launch in ways.items():
+    for name, (ours, launch) in ways.items():
         ours.poison()
         launch()
         torch.cuda.synchronize(bench.device)
         wrong = 0 if launch == step.alone else ours.wrong_rows()
-        times = bench.timer.measure(launch, ours.reset, replays=10)
+        times = bench.timer.measure(launch, partial(both, evict, ours.reset), replays=10)
         bench.timed(times, 0, system="ours", part=name, misses=misses, wrong=wrong, **fields)
         if wrong:
             raise RuntimeError(f"{name}: {wrong} wrong rows")
 
 
-def own_rows(bench: Bench, batch: int) -> None:
-    """The leader's rows where a host row holds nothing else, in a pool of just these requests."""
-    sizes, generator = bench.sizes, bench.generator(batch)
-    pages = min(CONTEXT_PAGES, sizes.pages)
-    size = batch * pages * PAGE * ROW_BYTES
-    host = bench.pool.rows(size, ROW_BYTES)
-    placement = place(batch, sizes.k, sizes.hot, pages, len(host) // PAGE, generator, together=True)
-    ours = Ours(placement, bench.pool, host, ROW_BYTES)
-    for percent in PERCENT:
-        misses = sizes.misses(percent)
-        ours.choose(select(placement, misses, generator))
-        for swept in (False, True):
-            split = Split(ours, swept)
-            ours.poison()
-            split.leader()
-            wrong = ours.wrong_rows()
-            bench.timed(
-                bench.timer.measure(split.leader, ours.reset), batch * misses * ROW_BYTES, system="ours",
-                part="leader, own host rows" + ", swept" * swept, pool_gib=round(size / 2**30, 2), batch=batch,
-                percent=percent, misses=misses, wrong=wrong,
-            )  # fmt: skip
-            if wrong:
-                raise RuntimeError(f"{wrong} wrong rows")
-
-
-def one_batch(bench: Bench, batch: int, layers: DecodeLayers | None) -> None:
+def one_batch(bench: Bench, batch: int, layers: DecodeLayers | None, evict: Evict) -> None:
     sizes, generator, pool = bench.sizes, bench.generator(batch), max(bench.sizes.pools)
-    host = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)
     pages = min(CONTEXT_PAGES, sizes.pages)
+    room = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)
+    host = room[: batch * pages * PAGE]
     placement = place(batch, sizes.k, sizes.hot, pages, len(host) // PAGE, generator, together=True)
-    ours = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS)
+    whole = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS)
+    stored = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS, stored=True)
     for percent in PERCENT:
         misses = sizes.misses(percent)
-        ours.choose(select(placement, misses, generator))
-        where = {"pool_gib": pool, "batch": batch, "percent": percent}
+        tokens = select(placement, misses, generator)
+        whole.choose(tokens)
+        stored.choose(tokens)
+        where = {"host_gib": round(host.nbytes / 2**30, 2), "batch": batch, "percent": percent}
         name = f"batch {batch}, {percent} %"
         bench.attempt(
-            f"one launch: {name}", time_ours, bench, ours, misses, "resolve alone", part="one launch", **where
-        )
+            f"one launch: {name}", time_ours, bench, whole, misses, "resolve alone", evict, part="one launch", **where
+        )  # fmt: skip
         for swept in (False, True):
-            bench.attempt(f"apart: {name}", time_split, bench, ours, misses, swept, **where)
-        rows = placement.host_rows(placement.fresh[:, :misses])
-        bench.attempt(f"gather: {name}", time_gather, bench, host, rows, part="", **where)
+            bench.attempt(f"apart: {name}", time_split, bench, stored, misses, swept, evict, **where)
         if layers is not None:
-            bench.attempt(f"compute: {name}", beside_compute, bench, ours, layers, misses, **where)
-    bench.attempt(f"own host rows, batch {batch}", own_rows, bench, batch)
-    bench.say(f"listed, batch {batch}; the tier sweeps from {listed_fetch.SWEPT_REQUESTS} requests on")
+            step = Step(whole, stored, layers)
+            bench.attempt(f"compute: {name}", beside_compute, bench, step, evict, misses, **where)
+    bench.say(f"listed, batch {batch}; the tier sweeps from {SWEPT_REQUESTS} requests on")
 
 
 def run(bench: Bench) -> None:
     layers = DecodeLayers(bench.device, LAYERS) if bench.device.type == "cuda" else None
-    batches = bench.sizes.batches
+    evict, batches = Evict(bench), bench.sizes.batches
     for batch in (*batches[:-1], batches[-1] // 2, batches[-1], batches[-1] * 2):
-        bench.attempt(f"listed, batch {batch}", one_batch, bench, batch, layers)
+        bench.attempt(f"listed, batch {batch}", one_batch, bench, batch, layers, evict)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from sglang_hisparse.kernels import resolve
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, plan_planes
-from sglang_hisparse.tier.listed_fetch import worth_sweeping
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, plan_planes, row_groups
+from sglang_hisparse.tier.listed_fetch import ListedFetch
 
 from .pool import HostBytes, expected_bytes
 from .selections import Placement
@@ -19,10 +20,21 @@ _POISON = 0xA5
 
 class Ours:
     """One index group of `layers` planes of `row_bytes`; every request leases a hot table. One step is `launch`
-    (resolve alone) or `serve` (as a server fetches a group of one layer)."""
+    (resolve alone) or `serve` (as a server fetches a group of one layer).
+
+    host    the index group's host rows, all layers side by side; `stored` lays the same bytes out as a tier does, row
+            group behind row group
+    groups  the row groups; one, or with `stored` the leader's and those behind it
+    """
 
     def __init__(
-        self, placement: Placement, pool: HostBytes, host: torch.Tensor, row_bytes: int, layers: int = 1
+        self,
+        placement: Placement,
+        pool: HostBytes,
+        host: torch.Tensor,
+        row_bytes: int,
+        layers: int = 1,
+        stored: bool = False,
     ) -> None:
         self.placement, self.pool = placement, pool
         device, (batch, hot) = pool.device, placement.hot.shape
@@ -33,9 +45,15 @@ class Ours:
             torch.empty((1 + hot_pages) * PAGE, row_bytes, dtype=torch.uint8, device=device)
             for _ in range(layers)
         ]
-        planes, width = plan_planes((layer, "latent", rows) for layer, rows in enumerate(self.planes))
-        assert host.shape[1] == width
-        self.group = Group(0, tuple(range(layers)), planes, host)
+        first, groups = host.data_ptr() - pool.buffer.data_ptr(), []
+        for of_group in row_groups(range(layers)) if stored else [tuple(range(layers))]:
+            planes, width = plan_planes((layer, "latent", self.planes[layer]) for layer in of_group)
+            rows = pool.rows(len(host) * width, width, first=first)
+            groups.append(Group(0, of_group, planes, rows))
+            first += rows.nbytes
+        assert first == host.data_ptr() - pool.buffer.data_ptr() + host.nbytes
+        self.groups = tuple(groups)
+        self.group = self.groups[0]
         self.tables = tables = HotTables.create(pool_pages, batch, 1, batch, hot, device)
         generator = torch.Generator(device=device).manual_seed(1)
         logical = 1 + torch.randperm(pool_pages, generator=generator, device=device)[:pages]
@@ -54,7 +72,7 @@ class Ours:
         self.selection = torch.empty(batch, placement.k, dtype=torch.int32, device=device)
         self.out = torch.empty_like(self.selection)
         self.stats = torch.zeros(4, dtype=torch.int64, device=device)
-        self.swept = worth_sweeping(host.nbytes, batch)
+        self.swept = ListedFetch.sweeps(batch)
         self.misses = resolve.MissList.create(batch, placement.k, device)
 
     def slots(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -86,9 +104,7 @@ class Ours:
             self.launch()
             return
         self.launch(planes=0, misses=self.misses)
-        resolve.fetch_listed(
-            self.group, self.misses, len(self.request), 0, len(self.planes), follows_resolve=True
-        )  # fmt: skip
+        resolve.fetch_listed(self.group, self.misses, len(self.request), follows_resolve=True)
 
     def poison(self) -> None:
         """Reset, with the right bytes in the hot entries that the selection uses and no others anywhere."""
@@ -97,18 +113,21 @@ class Ours:
         used = torch.isin(base + self.placement.hot, base + self.tokens)
         device_rows = self.tables.hot_rows[used].long()
         host_rows = self.placement.host_rows(self.placement.hot)[used]
-        for plane in self.group.planes:
+        for group, plane in self._planes():
             plane.rows.fill_(_POISON)
-            plane.rows[device_rows] = self._expected(host_rows, plane.host_offset)
+            plane.rows[device_rows] = self._expected(group, plane, host_rows)
 
-    def _expected(self, host_rows: torch.Tensor, offset: int) -> torch.Tensor:
-        return expected_bytes(self.group.host, host_rows, self.pool, offset, self.planes[0].shape[1])
+    def _planes(self) -> Iterator[tuple[Group, Plane]]:
+        return ((group, plane) for group in self.groups for plane in group.planes)
+
+    def _expected(self, group: Group, plane: Plane, host_rows: torch.Tensor) -> torch.Tensor:
+        return expected_bytes(group.host, host_rows, self.pool, plane.host_offset, plane.row_bytes)
 
     def wrong_rows(self) -> int:
         """Selected rows whose bytes in any plane are not those of their host rows, after a launch on `poison`."""
         host_rows = self.placement.host_rows(self.tokens).flatten()
         out = self.out.flatten().long()
         bad = out < 0
-        for plane in self.group.planes:
-            bad |= (plane.rows[out.clamp(min=0)] != self._expected(host_rows, plane.host_offset)).any(dim=1)
+        for group, plane in self._planes():
+            bad |= (plane.rows[out.clamp(min=0)] != self._expected(group, plane, host_rows)).any(dim=1)
         return int(bad.sum())

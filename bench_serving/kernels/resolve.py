@@ -18,10 +18,18 @@ from .stock import Stock
 PERCENT = (0.0, 5.0, 13.4, 30.0, 100.0)
 
 
-def time_ours(bench: Bench, ours: Ours, misses: int, system: str = "ours", **fields: object) -> None:
+def time_ours(
+    bench: Bench,
+    ours: Ours,
+    misses: int,
+    system: str = "ours",
+    evict: Callable[[], object] | None = None,
+    **fields: object,
+) -> None:
     """Check once (unless the bytes are left out), then time; the counters must say `misses` at every replay.
 
-    `system`: ours, as a server does it; oracle, without the bytes; resolve alone, which reads all rows itself.
+    `evict` runs before everything that is timed. `system`: ours, as a server does it; oracle, without the bytes;
+    resolve alone, which reads all rows itself.
     """
     oracle = system == "oracle"
     launches: dict[str, Callable[[], None]] = {
@@ -34,7 +42,8 @@ def time_ours(bench: Bench, ours: Ours, misses: int, system: str = "ours", **fie
     launch()
     wrong = 0 if oracle else ours.wrong_rows()
     ours.stats.zero_()
-    times = bench.timer.measure(launch, ours.reset)
+    before = ours.reset if evict is None else partial(both, evict, ours.reset)
+    times = bench.timer.measure(launch, before)
     batch, k = ours.selection.shape
     wanted = [0, batch * (k - misses) * times.launches, batch * misses * times.launches, 0]
     counted = ours.stats.tolist()
@@ -42,6 +51,12 @@ def time_ours(bench: Bench, ours: Ours, misses: int, system: str = "ours", **fie
     bench.timed(times, moved, system=system, misses=misses, wrong=wrong, exact=counted == wanted, **fields)
     if wrong or counted != wanted:
         raise RuntimeError(f"{wrong} wrong rows; counted {counted}, wanted {wanted}")
+
+
+def both(first: Callable[[], object], then: Callable[[], object]) -> None:
+    """What is done before a timed launch, when it is two things."""
+    first()
+    then()
 
 
 def time_stock(bench: Bench, stock: Stock, misses: int, **fields: object) -> None:

@@ -8,13 +8,21 @@ from sglang_hisparse.kernels import resolve
 from sglang_hisparse.tier.layout import PAGE
 
 from .bench import Bench, main
-from .groups import LAYERS, ROW_BYTES, Split
+from .groups import LAYERS, ROW_BYTES
+from .listed import CONTEXT_PAGES, Evict
 from .ours import Ours
 from .selections import place, select
 
 PERCENT = (0.0, 13.4, 100.0)
 REQUEST_BLOCKS = (1, 2, 4, 8)
-LISTED_BLOCKS = (4, 8, 16, 32, 64)
+SHAPES = tuple(
+    resolve.FetchShape(*shape)
+    for shape in (
+        (2, 1024, True), (4, 1024, False), (4, 1024, True), (8, 1024, True), (16, 512, False), (32, 512, False),
+        (132, 64, False), (132, 128, False),
+    )
+)  # fmt: skip
+"""Of fetches from the list"""
 
 
 def resolve_blocks(bench: Bench, pool: float, batch: int) -> None:
@@ -35,24 +43,29 @@ def resolve_blocks(bench: Bench, pool: float, batch: int) -> None:
             )  # fmt: skip
 
 
-def follower_blocks(bench: Bench, batch: int) -> None:
+def listed_shapes(bench: Bench, batch: int, evict: Evict) -> None:
+    """The leader's rows and the followers', each alone: a row group at a time, as a server stores them."""
     sizes, generator, pool = bench.sizes, bench.generator(batch), max(bench.sizes.pools)
-    host = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)
-    placement = place(batch, sizes.k, sizes.hot, sizes.pages, len(host) // PAGE, generator)
-    ours = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS)
-    split = Split(ours)
+    pages = min(CONTEXT_PAGES, sizes.pages)
+    host = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)[: batch * pages * PAGE]
+    placement = place(batch, sizes.k, sizes.hot, pages, len(host) // PAGE, generator, together=True)
+    ours = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS, stored=True)
     for percent in PERCENT[1:]:
         misses = sizes.misses(percent)
         ours.choose(select(placement, misses, generator))
-        split.before_followers()
-        for blocks in LISTED_BLOCKS:
-            launch = partial(resolve.fetch_listed, ours.group, split.misses, batch, 1, LAYERS, blocks=blocks)
-            launch()
-            bench.timed(
-                bench.timer.measure(launch, split.before_followers, replays=10),
-                batch * misses * (LAYERS - 1) * ROW_BYTES,
-                kind="blocks for followers", pool_gib=pool, batch=batch, percent=percent, blocks=blocks,
-            )  # fmt: skip
+        ours.reset()
+        ours.launch(misses=ours.misses)
+        for group in ours.groups:
+            chosen = resolve.BESIDE_COMPUTE if group is not ours.group else resolve.ON_ALL_SMS
+            for shape in SHAPES:
+                launch = partial(resolve.fetch_listed, group, ours.misses, batch, shape=shape)
+                launch()
+                bench.timed(
+                    bench.timer.measure(launch, evict, replays=10), batch * misses * group.host_row_bytes,
+                    kind=f"listed rows of {len(group.layers)} layers, translations cold", batch=batch, percent=percent,
+                    pool_gib=round(group.host.nbytes / 2**30, 2), chosen=shape == chosen,
+                    blocks=f"{shape.blocks} x {shape.threads}{', pairs' * shape.paired}",
+                )  # fmt: skip
 
 
 def run(bench: Bench) -> None:
@@ -60,8 +73,9 @@ def run(bench: Bench) -> None:
     for pool in (min(bench.sizes.pools), max(bench.sizes.pools)):
         for batch in batches:
             bench.attempt(f"blocks a request, batch {batch}", resolve_blocks, bench, pool, batch)
-    for batch in (batches[0], batches[-2], batches[-1]):
-        bench.attempt(f"blocks for followers, batch {batch}", follower_blocks, bench, batch)
+    evict = Evict(bench)
+    for batch in (batches[0], batches[-1] // 2, batches[-1]):
+        bench.attempt(f"listed rows, batch {batch}", listed_shapes, bench, batch, evict)
 
 
 if __name__ == "__main__":

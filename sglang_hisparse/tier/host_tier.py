@@ -64,7 +64,9 @@ class HostTier:
             hot_rows=capacity.hot_max_pages * PAGE if has_host else PAGE,
             device=device,
         )
-        stored = [(index, layers) for index, same in enumerate(selector.groups) for layers in row_groups(same)]
+        stored = [
+            (index, layers) for index, same in enumerate(selector.groups) for layers in row_groups(same)
+        ]
         planned = [
             plan_planes((n, name, t) for n in layers for name, t in buffers[n]) for _, layers in stored
         ]

@@ -211,7 +211,9 @@ class RowLayout:
             )
         places = [(layer, place) for place, group in enumerate(self.groups) for layer in group.layers]
         if len(dict(places)) != len(places):
-            raise ValueError(f"a layer belongs to one row group; got {[group.layers for group in self.groups]}")
+            raise ValueError(
+                f"a layer belongs to one row group; got {[group.layers for group in self.groups]}"
+            )
         object.__setattr__(self, "layer_to_group", dict(places))
         object.__setattr__(self, "index_groups", tuple(by_index))
         object.__setattr__(self, "leaders", frozenset(same[0].layers[0] for same in by_index))

@@ -50,7 +50,7 @@ class ListedFetch:
 
     @classmethod
     def lists(cls, groups: Sequence[Group], batch: int) -> bool:
-        """Whether resolve lists what `batch` requests miss in an index group, and `start` fetches it or a part of it."""
+        """Whether resolve lists what `batch` requests miss in an index group, and `start` fetches some of it."""
         return len(groups) > 1 or cls.sweeps(batch)
 
     def start(self, groups: Sequence[Group], batch: int) -> None:

@@ -21,9 +21,7 @@ def stored_apart(twin: Twin) -> list[Group]:
         planes = [plane for plane in whole.planes if plane.layer in layers]
         first, end = planes[0].host_offset, planes[-1].host_offset + planes[-1].row_bytes
         host = whole.host[:, first:end].contiguous().pin_memory()
-        groups.append(
-            Group(0, layers, plan_planes((p.layer, p.name, p.rows) for p in planes)[0], host)
-        )
+        groups.append(Group(0, layers, plan_planes((p.layer, p.name, p.rows) for p in planes)[0], host))
     return groups
 
 

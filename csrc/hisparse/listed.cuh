@@ -1,13 +1,13 @@
 // Fetch of rows that resolve listed: of the layers that follow a leader, on a side stream under the compute
 // in between; and of the leader where many requests miss.
 //
-// A warp takes two rows of the list at once. Requests are swept one after another, in the order of the list: host
-// pages of one request lie close together, and every 64 KiB of host memory that a launch meets for the first time
-// costs a translation, of which about 40 a microsecond are to be had (docs/kernels.md).
+// A warp takes two rows of the list at once. Requests are swept one after another, in the order of the list:
+// host pages of one request lie close together, and every 64 KiB of host memory that a launch meets for the
+// first time costs a translation, of which about 40 a microsecond are to be had (docs/kernels.md).
 //
-// Blocks are asked for by the caller: few that are full, in clusters of two (two SMs that are neighbours), beside
-// compute, which loses every SM that a block is on; and small ones on all SMs where nothing else runs. No shared
-// memory.
+// Blocks are asked for by the caller: few that are full, in clusters of two (two SMs that are neighbours),
+// beside compute, which loses every SM that a block is on; and small ones on all SMs where nothing else runs.
+// No shared memory.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +82,7 @@ __global__ __launch_bounds__(kMaxListedThreads) void listed_kernel(const __grid_
           const int at = first + 32 * k;
           if (at >= p.planes.chunks || row[r].x < 0) continue;
           const int plane = p.planes.plane_of(at);
-          chunk[r][k] =
-              load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
+          chunk[r][k] = load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
         }
       }
 #pragma unroll

@@ -37,7 +37,7 @@ class Split:
 
     def followers(self) -> None:
         for group in self.ours.groups[1:]:
-            resolve.fetch_listed(group, self.misses, self.batch, beside_compute=True)
+            resolve.fetch_listed(group, self.misses, self.batch)
 
     def both(self) -> None:
         self.leader()

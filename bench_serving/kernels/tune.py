@@ -56,14 +56,13 @@ def listed_shapes(bench: Bench, batch: int, evict: Evict) -> None:
         ours.reset()
         ours.launch(misses=ours.misses)
         for group in ours.groups:
-            chosen = resolve.BESIDE_COMPUTE if group is not ours.group else resolve.ON_ALL_SMS
             for shape in SHAPES:
                 launch = partial(resolve.fetch_listed, group, ours.misses, batch, shape=shape)
                 launch()
                 bench.timed(
                     bench.timer.measure(launch, evict, replays=10), batch * misses * group.host_row_bytes,
                     kind=f"listed rows of {len(group.layers)} layers, translations cold", batch=batch, percent=percent,
-                    pool_gib=round(group.host.nbytes / 2**30, 2), chosen=shape == chosen,
+                    pool_gib=round(group.host.nbytes / 2**30, 2), chosen=shape == resolve.LISTED,
                     blocks=f"{shape.blocks} x {shape.threads}{', pairs' * shape.paired}",
                 )  # fmt: skip
 

@@ -5,9 +5,8 @@
 // host pages of one request lie close together, and every 64 KiB of host memory that a launch meets for the
 // first time costs a translation, of which about 40 a microsecond are to be had (docs/kernels.md).
 //
-// Blocks are asked for by the caller: few that are full, in clusters of two (two SMs that are neighbours),
-// beside compute, which loses every SM that a block is on; and small ones on all SMs where nothing else runs.
-// No shared memory.
+// Few blocks that are full, in clusters of two (neighbouring SMs): compute beside them loses every SM that a
+// block is on. No shared memory.
 #pragma once
 
 #include <cstdint>

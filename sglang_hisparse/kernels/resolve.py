@@ -30,12 +30,10 @@ class FetchShape:
     paired: bool
 
 
-ON_ALL_SMS = FetchShape(132, 64, False)
-"""Where nothing else runs: a little on every SM, which together keep the most translations."""
-
-BESIDE_COMPUTE = FetchShape(4, 1024, True)
-"""Full blocks on four SMs: kernels beside them, one block an SM with all of its shared memory, cannot share an SM with
-a block of ours, however small it is. Two rows a warp are what four SMs need to saturate PCIe 5 x16."""
+LISTED = FetchShape(4, 1024, True)
+"""Four SMs, full: kernels beside a fetch that take one block an SM and all of its shared memory cannot share an SM with
+a block of ours, however small it is. Two rows a warp are what four SMs need to saturate PCIe 5 x16; more SMs are not
+faster where nothing runs beside them (docs/kernels.md)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,23 +119,20 @@ def fetch_listed(
     first: int = 0,
     behind: int | None = None,
     *,
-    beside_compute: bool = False,
     follows_resolve: bool = False,
-    shape: FetchShape | None = None,
+    shape: FetchShape = LISTED,
 ) -> None:
     """See `reference.fetch_listed`.
 
-    beside_compute   other kernels run meanwhile
     follows_resolve  the launch before it on this stream is the resolve that filled the list, whose end it need not wait
                      for to be launched
-    shape            thread blocks (default: by `beside_compute`)
+    shape            thread blocks
 
     On CUDA: one launch on the current stream, no host synchronisation; CUDA-graph safe once built.
     """
     if misses.count.device.type != "cuda":
         reference.fetch_listed(group, misses, batch, first, behind)
         return
-    shape = shape or (BESIDE_COMPUTE if beside_compute else ON_ALL_SMS)
     prepare_listed()(
         group.plane_table, first, len(group.planes) if behind is None else behind, group.host.data_ptr(),
         group.host_row_bytes, misses.rows, misses.count, batch, shape.blocks, shape.threads, shape.paired,

@@ -73,7 +73,7 @@ class ListedFetch:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for group in behind:
-                kernels.fetch_listed(group, self.misses, batch, beside_compute=True)
+                kernels.fetch_listed(group, self.misses, batch)
                 ready = torch.cuda.Event()
                 ready.record()
                 self._ready.update(dict.fromkeys(group.layers, ready))

@@ -156,7 +156,7 @@ class Twin:
             for first, follows in ((self.planes, True), (self.planes + 1, False)):
                 behind = min(first + 1, len(group.planes)) if follows else len(group.planes)
                 if first < behind:
-                    shape = resolve.FetchShape(3, 96, False) if follows else resolve.BESIDE_COMPUTE
+                    shape = resolve.FetchShape(3, 96, False) if follows else resolve.LISTED
                     resolve.fetch_listed(
                         group, misses, len(request), first, behind, follows_resolve=follows, shape=shape
                     )

@@ -41,7 +41,7 @@ struct CopyPages {
     const int64_t work = whole * slices;
     const size_t smem = sizeof(PlaneTable) * size_t(group_count.unwrap());
     const size_t most = 48 * 1024;
-    CHECK_HOST(smem <= most) << group_count.unwrap() << " index groups are more than the "
+    CHECK_HOST(smem <= most) << group_count.unwrap() << " row groups are more than the "
                              << most / sizeof(PlaneTable) << " that one launch can copy";
     const CopyParams params{
         .planes = static_cast<const GroupPlane*>(planes.data_ptr()),
@@ -52,10 +52,7 @@ struct CopyPages {
         .slices = static_cast<uint32_t>(slices),
         .wide_pages = page.is_type<int64_t>(),
     };
-    const bool thin = threads <= kThinThreads;
-    const auto kernel = to_host ? thin ? copy_pages_kernel<true, true> : copy_pages_kernel<true, false>
-                        : thin  ? copy_pages_kernel<false, true>
-                                : copy_pages_kernel<false, false>;
+    const auto kernel = to_host ? copy_pages_kernel<true> : copy_pages_kernel<false>;
     LaunchKernel(static_cast<uint32_t>(std::min(work, blocks)), static_cast<uint32_t>(threads),
                  device.unwrap(), smem)(kernel, params);
   }

@@ -1,6 +1,5 @@
-// Page copy: whole pages between the KV buffers (plane by plane) and the group-contiguous host rows. On the
-// device the 64 rows of a page are contiguous in every plane; on the host a page of a group is one contiguous
-// piece.
+// Page copy: whole pages between the KV buffers (plane by plane) and host rows. On the device the 64 rows of a
+// page are contiguous in every plane; on the host a page of a row group is one contiguous piece.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +10,6 @@
 namespace hisparse {
 
 constexpr int kMostCopyThreads = 1024;
-constexpr int kThinThreads = 64;  // blocks up to here are compiled to fit beside those of a GEMM
-constexpr int kThinBlocks = 32;   // on an SM: leaves a thread 32 registers
-constexpr int kThinDepth = 2;
 
 struct CopyParams {
   const GroupPlane* planes;  // of all groups
@@ -52,12 +48,9 @@ __device__ __forceinline__ void fill_plane(PlaneTable& table, const GroupPlane* 
   if (p == 0) table.chunks = all;
 }
 
-// One block copies one slice of one page of one group at a time; its warps do not wait for each other. kThin:
-// blocks of few threads and registers, which run in what a forward's kernels leave of an SM.
-template <bool kToHost, bool kThin>
-__global__ __launch_bounds__(kThin ? kThinThreads : kMostCopyThreads,
-                             kThin ? kThinBlocks
-                                   : 1) void copy_pages_kernel(const __grid_constant__ CopyParams p) {
+// One block copies one slice of one page of one group at a time; its warps do not wait for each other.
+template <bool kToHost>
+__global__ __launch_bounds__(kMostCopyThreads) void copy_pages_kernel(const __grid_constant__ CopyParams p) {
   extern __shared__ __align__(16) uint8_t memory[];
   PlaneTable* tables = reinterpret_cast<PlaneTable*>(memory);  // [group_count]
   for (uint32_t i = threadIdx.x; i < p.group_count * kMaxPlanes; i += blockDim.x) {
@@ -79,16 +72,7 @@ __global__ __launch_bounds__(kThin ? kThinThreads : kMostCopyThreads,
     const Gather<PageRows, kToHost> copy{
         planes,         rows, p.groups[group].host_row_bytes, planes.chunks, rows_of_slice * planes.chunks,
         int(blockDim.x)};
-    if constexpr (!kThin) {
-      copy.run(int(threadIdx.x));
-    } else {
-#pragma unroll 1
-      for (int at = int(threadIdx.x); at < copy.total; at += copy.step * kThinDepth) {
-        int4 chunk[kThinDepth];
-        copy.load(at, chunk);
-        copy.store(at, chunk);
-      }
-    }
+    copy.run(int(threadIdx.x));
   }
 }
 

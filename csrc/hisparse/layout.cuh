@@ -12,7 +12,8 @@
 //                                                 128 latent values
 //                                           528   64 bf16 rotary key
 //
-// Host.  The host row of an index group holds its planes' rows side by side, so that a miss is one long read:
+// Host.  The host row of a row group (layers whose rows are fetched together) holds its planes' rows side by
+//        side, so that a miss is one long read:
 //
 //        | plane 0 row | plane 1 row | ... | plane n-1 row |     stride host_row_bytes, a multiple of 16
 //        0             planes[1].host_offset

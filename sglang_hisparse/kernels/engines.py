@@ -24,9 +24,9 @@ from sglang_hisparse.tier.layout import PAGE, RowLayout
 STAGING_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
 """HBM for all pieces together, where two pages are not more, and of one piece."""
 
-STAGING_BLOCKS, STAGING_THREADS = 132, 64
-"""Of the kernel between planes and staging: all SMs, briefly, in what a GEMM leaves of them. More threads copy faster
-beside a decode (44 instead of 18 GB/s) and slow it more (4 instead of 1 to 2 %)."""
+STAGING_BLOCKS, STAGING_THREADS = 132, 1024
+"""Of the kernel between planes and staging: all SMs, as briefly as can be. A kernel that takes all shared memory of an SM
+cannot start where a block of ours is, so few threads, which take longer, cost a decode more (docs/kernels.md)."""
 
 
 @dataclass(frozen=True, slots=True)

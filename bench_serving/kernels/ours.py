@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from sglang_hisparse.kernels import resolve
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, plan_planes, row_groups
+from sglang_hisparse.row_groups import row_groups
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, plan_planes
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 
 from .pool import HostBytes, expected_bytes

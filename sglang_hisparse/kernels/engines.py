@@ -25,8 +25,8 @@ STAGING_BYTES, PIECE_BYTES = 16 << 20, 4 << 20
 """HBM for all pieces together, where two pages are not more, and of one piece."""
 
 STAGING_BLOCKS, STAGING_THREADS = 132, 1024
-"""Of the kernel between planes and staging: all SMs, as briefly as can be. A kernel that takes all shared memory of an SM
-cannot start where a block of ours is, so few threads, which take longer, cost a decode more (docs/kernels.md)."""
+"""Of the kernel between planes and staging: all SMs, as briefly as can be. Kernels that need all shared memory of an
+SM cannot start where a block of ours is, so few threads, which take longer, cost a decode more (docs/kernels.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sglang_hisparse.capacity import TokenBytes
 from sglang_hisparse.planning.gpus import Gpu
 from sglang_hisparse.planning.models import KV_DTYPES, Model
+from sglang_hisparse.row_groups import row_groups
 
 ALIGNMENT = 16
 """Host rows are copied 16 bytes at a time."""
@@ -36,7 +37,9 @@ def weights_of_gpu(model: Model, tp: int, attention_tp: int) -> float:
 
 
 def fetch_ns(model: Model, token: TokenBytes, gpu: Gpu) -> float:
-    """Time of the link to fetch one missed token in all index groups: one host row a group, its layers side by
+    """Time of the link to fetch one missed token in all index groups: one host row a row group, its layers side by
     side."""
     layer = token.host / model.layers
-    return sum(gpu.row_time_ns(layer * size) for size in model.groups)
+    return sum(
+        gpu.row_time_ns(layer * len(part)) for size in model.groups for part in row_groups(range(size))
+    )

@@ -12,11 +12,12 @@ from sglang_hisparse.config import HiSparseConfig
 from sglang_hisparse.kernels import map_rows as map_kernel
 from sglang_hisparse.kernels import resolve as resolve_kernel
 from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
+from sglang_hisparse.row_groups import row_groups
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
 from sglang_hisparse.tier.host_pool import HostPool
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes, row_groups
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from sglang_hisparse.tier.mover import Mover
 from sglang_hisparse.tier.page_heat import PageHeat

@@ -7,8 +7,8 @@ of all planes of a *row group*, side by side:
     offset     0         host_offset of plane 1 ...
 
 An index group (a leader and the layers that reuse its selection) is stored in the row groups that are fetched
-together: the leader, the layer behind it, the next two, the next four, ... (`row_groups`). All of them use the same
-host pages and the same hot tables.
+together: the leader, the layer behind it, the next two, ... (`row_groups.py`). All of them use the same host pages and
+the same hot tables.
 
 Row ids count tokens: device row = device_page * 64 + offset, host row = host_page * 64 + offset.
 """
@@ -16,7 +16,7 @@ Row ids count tokens: device row = device_page * 64 + offset, host row = host_pa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -95,20 +95,6 @@ def plan_planes(buffers: Iterable[tuple[int, str, torch.Tensor]]) -> tuple[tuple
         planes.append(plane)
         offset += plane.row_bytes
     return tuple(planes), offset
-
-
-def row_groups(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """How an index group of `layers`, leader first, is stored: the leader, the next layer, the next two, four, ...
-
-    The leader is waited for, so its rows lie as close together as can be: every 64 KiB of host memory that a launch
-    meets first costs a translation, and few bytes a row mean few of them (docs/kernels.md). What is behind the leader
-    comes under compute: the first layer must not wait long, and long rows are the fastest to read.
-    """
-    yield tuple(layers[:1])
-    first, size = 1, 1
-    while first < len(layers):
-        yield tuple(layers[first : first + size])
-        first, size = first + size, 2 * size
 
 
 @dataclass(frozen=True, slots=True, eq=False)

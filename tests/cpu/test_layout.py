@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes, row_groups
+from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,6 @@ def test_an_index_group_is_stored_in_row_groups():
     assert layout.of_layer(5) is layout.groups[2] and layout.of_layer(8).index == 1
     with pytest.raises(KeyError):
         layout.of_layer(6)
-
-
-@pytest.mark.parametrize(
-    ("layers", "stored"),
-    [
-        ((7,), [(7,)]),
-        ((7, 8), [(7,), (8,)]),
-        ((0, 2, 4, 6), [(0,), (2,), (4, 6)]),
-        (tuple(range(10)), [(0,), (1,), (2, 3), (4, 5, 6, 7), (8, 9)]),
-    ],
-)
-def test_row_groups_grow_behind_the_leader(layers, stored):
-    assert list(row_groups(layers)) == stored
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sglang_hisparse.kernels import resolve
+from sglang_hisparse.row_groups import row_groups
 from sglang_hisparse.tier import listed_fetch
-from sglang_hisparse.tier.layout import Group, plan_planes, row_groups
+from sglang_hisparse.tier.layout import Group, plan_planes
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from tests.gpu.test_resolve_cuda import CASES, DEVICE, REQUESTS, Twin
 

@@ -70,12 +70,21 @@ function tokenBytes(model, attentionTp, dtype) {
   return { kv, host: model.layers * padded, index: model.index_bytes + kv * model.index_share };
 }
 
+// row_groups.py: layers of each row group of an index group of `size` layers.
+function rowGroups(size) {
+  const groups = [1];
+  for (let first = 1, most = 1; first < size; first += most, most *= 2) groups.push(Math.min(most, size - first));
+  return groups;
+}
+
 function fetchNs(model, token, gpu) {
   const layer = token.host / model.layers;
   let total = 0;
   for (const size of model.groups) {
-    const bytes = layer * size;
-    total += Math.max(bytes / gpu.gather_gbps, gpu.row_ns + bytes * gpu.byte_ns);
+    for (const layers of rowGroups(size)) {
+      const bytes = layer * layers;
+      total += Math.max(bytes / gpu.gather_gbps, gpu.row_ns + bytes * gpu.byte_ns);
+    }
   }
   return total;
 }

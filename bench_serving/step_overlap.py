@@ -82,7 +82,7 @@ def timeline(events: Sequence[Event], steps: int) -> list[str]:
     leaders = len(starts) // steps
     if not leaders or len(starts) <= leaders:
         raise ValueError(
-            f"{len(starts)} resolve launches in {steps} steps: nothing was spilled, or fewer than two steps were recorded"
+            f"{len(starts)} resolve launches in {steps} steps: nothing was spilled, or only one was recorded"
         )
     first = (len(starts) - leaders) // 2 // leaders * leaders
     begin, end = starts[first], starts[first + leaders]

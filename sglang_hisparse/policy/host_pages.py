@@ -1,8 +1,8 @@
 """Free host pages, handed out so that the pages of one request lie close together.
 
-A step with many requests reads the spilled rows of one after the other over PCIe, and short reads that span more than
-about 1.5 GiB of host memory are slow (docs/kernels.md). So each owner fills a block of neighbouring pages before it
-starts the next one, which is the emptiest.
+What a short read over PCIe costs is mostly the first touch of the host memory around it, and a step of many requests
+reads the spilled rows of one after the other (docs/kernels.md). So each owner fills a block of neighbouring pages
+before it starts the next one, which is the emptiest.
 """
 
 from __future__ import annotations

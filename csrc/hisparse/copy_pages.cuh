@@ -1,5 +1,5 @@
-// Page copy: whole pages between the KV buffers (plane by plane) and host rows. On the device the 64 rows of a
-// page are contiguous in every plane; on the host a page of a row group is one contiguous piece.
+// Page copy: whole pages between the KV buffers (plane by plane) and host rows. On the device the 64 rows of
+// a page are contiguous in every plane; on the host a page of a row group is one contiguous piece.
 #pragma once
 
 #include <cstdint>

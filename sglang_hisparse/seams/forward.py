@@ -15,7 +15,7 @@ from sglang_hisparse.seams.lifecycle import RequestLifecycle, longest_prefill_of
 from sglang_hisparse.seams.read_check import ENABLED as READ_CHECK
 from sglang_hisparse.seams.read_check import ReadCheck
 from sglang_hisparse.seams.runtime import runtime
-from sglang_hisparse.seams.sizing import largest_decode_graph
+from sglang_hisparse.seams.sizing import requests_at_once
 from sglang_hisparse.tier.host_tier import HostTier
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def build_tier(result: None, runner: Any) -> None:
         request_rows=requests.req_to_token.shape[0],
         device=device,
         copy_rows=not runtime.aids.no_copy,
-        listed_batch=largest_decode_graph() if device.type == "cuda" else None,
+        listed_batch=requests_at_once() if device.type == "cuda" else None,
     )
     chunk = get_schedule().chunked_prefill_size
     lifecycle = RequestLifecycle(tier, requests, chunk if chunk and chunk > 0 else None)

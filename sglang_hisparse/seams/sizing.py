@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 QUEST_TOP_K, QUEST_PAGE, QUEST_RECENT = 2048, 64, 64
 
+LEAST_AT_ONCE = 64
+"""Requests: their list takes a MiB with a top-k of 2,048."""
+
 
 def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_model_load_memory: int) -> Any:
     """Stock's pool configuration, with the logical size in place of the device size."""
@@ -43,7 +46,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     beside = 0
     if tiered_on_cuda:
         beside = staging_bytes(PAGE * token.host)
-        beside += MissList.bytes(largest_decode_graph(), runtime.selector.top_k)
+        beside += MissList.bytes(requests_at_once(), runtime.selector.top_k)
     capacity = size_pools(
         budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - beside,
         most_device_tokens=get_schedule().max_total_tokens,
@@ -68,10 +71,11 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     return config
 
 
-def largest_decode_graph() -> int:
-    """Requests of the largest decode graph that SGLang may capture."""
+def requests_at_once() -> int:
+    """Requests that one resolve takes, which is how many the list of misses holds: as many as the largest decode graph
+    that SGLang may capture. Without graphs enough that a step is not many launches."""
     decode = get_exec().graph.cuda_graph_config.decode
-    return int(max(decode.bs or [decode.max_bs or 1]))
+    return int(max(LEAST_AT_ONCE, *(decode.bs or [decode.max_bs or 1])))
 
 
 def _warn(capacity: Capacity) -> None:

@@ -173,19 +173,32 @@ def test_host_rows_of_what_is_fetched_together_lie_side_by_side() -> None:
 def test_more_requests_than_the_list_holds_are_resolved_in_parts(
     at_once: int, swept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes and the same rows, whatever the list holds and whoever reads the leader's rows."""
+    """The right bytes and rows, whatever the list holds and whoever reads the leader's rows; and no part before all
+    layers have waited for the one before it, which would lose its list."""
     monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", swept)
     monkeypatch.setattr(HostTier, "__init__", partialmethod(HostTier.__init__, listed_batch=at_once))
-    resolved = []
-    resolve = HostTier._resolve
+    sizes = replace(SMALL, device=60, host=60, options=replace(OPTIONS, force_spill=1.0))
+    server = TierServer(sizes, random.Random(7), MLA, audit="full")
+    calls: list[int | str] = []
+    resolve, wait = HostTier._resolve, HostTier.wait_for_rows
     monkeypatch.setattr(
-        HostTier, "_resolve", lambda self, *a: (resolved.append(len(a[2])), resolve(self, *a))[1]
+        HostTier, "_resolve", lambda self, *a: (calls.append(f"{len(a[2])}"), resolve(self, *a))[1]
     )
-    rng = random.Random(4)
-    server = TierServer(SMALL, rng, MLA, audit="full")
-    random_events(server, rng, count=60)
-    assert server.resolved and server.tier.counters()["selected_missed"]
-    assert max(resolved) <= at_once and len(resolved) > 10
+    monkeypatch.setattr(HostTier, "wait_for_rows", lambda self, n: (calls.append(n), wait(self, n))[1])
+    events = Events(server)
+    for script in range(3):
+        events.start(script, prompt=13, output=4, chunk=13, hit=0, squeezed=False)
+    for step in range(8):
+        events.decode(-1, grow=-1 if step % 4 == 3 else 0)
+        server.check()
+    counters = server.tier.counters()
+    assert counters["selected_missed"] and counters["selected_hot"] and server.resolved
+    parts = {1: ["1"] * 4, 2: ["2", "2"], 32: ["4"]}[at_once]  # three requests and a padded row
+    waits: list[int | str] = [0, 1, 2] if len(parts) > 1 else []
+    wanted = [call for part in parts for call in (part, *waits)]
+    first = calls.index(parts[0])
+    assert calls[first : first + len(wanted)] == wanted
+    assert calls[first + len(wanted) :][:2] == [1, 2], "the followers of the step itself"
 
 
 def test_what_resolve_leaves_to_other_launches() -> None:

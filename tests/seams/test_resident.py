@@ -115,6 +115,8 @@ def test_other_graphs_and_eager_forwards_resolve(tier: HostTier) -> None:
         assert resident._capture.table is None
         assert torch.equal(selection, top_k(logits, None, K, Metadata(table)))
         assert torch.equal(attend(0, selection), tier.rows_of(selection))
+        for follower in (1, 2):
+            assert torch.equal(attend(follower, selection), tier.rows_of(selection))
     assert tier.counters()["selected_resident"] == 2 * ROWS * K
 
 

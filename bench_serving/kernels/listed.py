@@ -5,17 +5,18 @@ are anywhere in the pool; and between two steps of a group the other groups are 
 address is left. `Evict` reads the host pool at random before everything that is timed here.
 
 Rows that are missed are read in one launch for all layers, from host rows that hold all layers; and apart, row group by
-row group: the leader's first, or swept from the list, and then the followers'.
+row group: the leader's first, or swept from the list, and then the followers'. Beside compute also with a launch for
+every layer of a row group, which takes longer in all but has each layer's rows there sooner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from sglang_hisparse.tier.layout import PAGE
+from sglang_hisparse.tier.layout import PAGE, Group
 from sglang_hisparse.tier.listed_fetch import SWEPT_REQUESTS, ListedFetch
 
 from .bench import Bench, main
@@ -69,6 +70,12 @@ class Step:
         batch, k = whole.selection.shape
         self._repeats = 1 + (batch >= LONG_STEP_REQUESTS)
         self._fetch = ListedFetch(batch, k, whole.request.device, copy_rows=True)
+        # The same host rows, read by a launch a layer.
+        self._single_layers = [
+            Group(group.index, (plane.layer,), (plane,), group.host)
+            for group in stored.groups
+            for plane in group.planes
+        ]
 
     def _compute(self, layer: int) -> None:
         for _ in range(self._repeats):
@@ -83,10 +90,16 @@ class Step:
         self.alone()
 
     def apart(self) -> None:
+        self._apart(self.stored.groups)
+
+    def layer_by_layer(self) -> None:
+        self._apart(self._single_layers)
+
+    def _apart(self, groups: Sequence[Group]) -> None:
         ours, fetch = self.stored, self._fetch
         batch = len(ours.request)
         ours.launch(planes=0 if fetch.sweeps(batch) else None, misses=fetch.misses)
-        fetch.start(ours.groups, batch)
+        fetch.start(groups, batch)
         for layer in range(LAYERS):
             fetch.wait(layer)
             self._compute(layer)
@@ -97,6 +110,7 @@ def beside_compute(bench: Bench, step: Step, evict: Evict, misses: int, **fields
     ways: dict[str, tuple[Ours, Callable[[], None]]] = {
         "compute alone": (step.whole, step.alone), "one launch, compute": (step.whole, step.one_launch),
         "apart, compute": (step.stored, step.apart),
+        "layer by layer, compute": (step.stored, step.layer_by_layer),
     }  # fmt: skip
     for name, (ours, launch) in ways.items():
         ours.poison()

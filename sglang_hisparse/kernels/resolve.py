@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,21 @@ LISTED = FetchShape(4, 1024, True)
 """Four SMs, full: kernels beside a fetch that take one block an SM and all of its shared memory cannot share an SM with
 a block of ours, however small it is. Two rows a warp are what four SMs need to saturate PCIe 5 x16; more SMs are not
 faster where nothing runs beside them (docs/kernels.md)."""
+
+LISTED_C2C = FetchShape(24, 1024, True)
+"""Where CPU and GPU are one module (GH200, GB200), whose link is many times as fast. By the 15 GB/s that an SM fetches
+over PCIe; not measured."""
+
+
+def shape_on(gpu: str) -> FetchShape:
+    """Thread blocks of a fetch on the GPU of this name, as torch gives it."""
+    module = gpu.removeprefix("NVIDIA ").startswith(("GH", "GB"))
+    return LISTED_C2C if module else LISTED
+
+
+@functools.cache
+def _shape_of(device: torch.device) -> FetchShape:
+    return shape_on(torch.cuda.get_device_name(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,19 +136,20 @@ def fetch_listed(
     behind: int | None = None,
     *,
     follows_resolve: bool = False,
-    shape: FetchShape = LISTED,
+    shape: FetchShape | None = None,
 ) -> None:
     """See `reference.fetch_listed`.
 
     follows_resolve  the launch before it on this stream is the resolve that filled the list, whose end it need not wait
                      for to be launched
-    shape            thread blocks
+    shape            thread blocks (default: by the GPU, `shape_on`)
 
     On CUDA: one launch on the current stream, no host synchronisation; CUDA-graph safe once built.
     """
     if misses.count.device.type != "cuda":
         reference.fetch_listed(group, misses, batch, first, behind)
         return
+    shape = shape or _shape_of(misses.count.device)
     prepare_listed()(
         group.plane_table, first, len(group.planes) if behind is None else behind, group.host.data_ptr(),
         group.host_row_bytes, misses.rows, misses.count, batch, shape.blocks, shape.threads, shape.paired,

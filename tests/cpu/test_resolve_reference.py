@@ -376,3 +376,15 @@ def test_no_requests():
     empty = torch.empty(0, 8, dtype=torch.int32)
     out = resolve.resolve(world.tables, world.layout.groups[0], empty, torch.empty(0, dtype=torch.int64), 1)
     assert out.shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "blocks"),
+    [
+        ("NVIDIA H200", 4), ("NVIDIA H100 80GB HBM3", 4), ("NVIDIA B200", 4), ("NVIDIA GH200 480GB", 24),
+        ("NVIDIA GB200", 24), ("GH200", 24), ("AMD Instinct", 4),
+    ],
+)  # fmt: skip
+def test_blocks_of_a_fetch_by_the_link_of_the_gpu(gpu: str, blocks: int):
+    shape = resolve.shape_on(gpu)
+    assert shape.blocks == blocks and shape.threads == 1024 and shape.paired and shape.blocks % 2 == 0

@@ -19,6 +19,9 @@ from .pages_layout import Copies
 from .timer import Times
 
 LAYERS, GROUPS, ROW_BYTES, PAGES = 4, 16, (656, 1152), (64, 512)
+LAYOUTS = ((LAYERS, ROW_BYTES[0]), (LAYERS, ROW_BYTES[1]), (1, ROW_BYTES[0]))
+"""(layers of a row group, bytes of a row). A page of one layer is one piece on both sides, so that copy engines alone
+need no rows."""
 
 
 def described(way: Way) -> dict[str, Any]:
@@ -144,14 +147,15 @@ def all_paths(bench: Bench, ceilings: dict[bool, float]) -> None:
     on_cuda = bench.device.type == "cuda"
     loads = {priority: DecodeLoad(bench.device, priority) for priority in ((0, -1) if on_cuda else ())}
     most = 2 if bench.small else max(PAGES)
-    for row_bytes in ROW_BYTES:
+    for layers, row_bytes in LAYOUTS:
+        groups = (4 if bench.small else GROUPS) * LAYERS // layers
         for pages in (1, 2) if bench.small else PAGES:
-            copies = Copies(bench, LAYERS, row_bytes, pages, 4 if bench.small else GROUPS)
+            copies = Copies(bench, layers, row_bytes, pages, groups)
             for path in PATHS:
-                name = f"path {path}, {pages} pages of {LAYERS} x {row_bytes} B"
-                short = row_bytes == ROW_BYTES[0]
+                name = f"path {path}, {pages} pages of {layers} x {row_bytes} B"
+                short = (layers, row_bytes) == LAYOUTS[0]
                 bench.attempt(name, _one_path, bench, ceilings, loads, copies, path, short, pages == most)
-            bench.say(f"page paths, {pages} pages of {LAYERS} x {row_bytes} B")
+            bench.say(f"page paths, {pages} pages of {layers} x {row_bytes} B")
 
 
 def _one_path(

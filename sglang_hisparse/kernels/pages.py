@@ -35,8 +35,8 @@ class Way:
 
 SPILL, RESTORE = Way("staged"), Way("staged")
 """How a server copies pages to the host, and back. A kernel that writes to the host backs up into everything else that
-runs: eight blocks reach 87 % of the link and cost a step beside them 322 %, two reach 84 % and cost 13 %; staged, 89 %
-and 2.4 %."""
+runs: eight blocks reach 87 % of the link and cost a step beside them 322 %, two reach 84 % and cost 13 %; staged, 88 %
+and 4 %."""
 
 
 class PageCopies:

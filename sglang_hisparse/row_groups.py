@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+MOST_LAYERS = 8
+"""Of a row group: a kernel takes 16 planes at once, and a layer has up to two (K and V)."""
+
 
 def row_groups(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """How an index group of `layers`, leader first, is stored: the leader, the next layer, the next two, four, ...
@@ -19,4 +22,4 @@ def row_groups(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     first, size = 1, 1
     while first < len(layers):
         yield tuple(layers[first : first + size])
-        first, size = first + size, 2 * size
+        first, size = first + size, min(2 * size, MOST_LAYERS)

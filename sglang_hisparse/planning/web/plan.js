@@ -73,7 +73,9 @@ function tokenBytes(model, attentionTp, dtype) {
 // row_groups.py: layers of each row group of an index group of `size` layers.
 function rowGroups(size) {
   const groups = [1];
-  for (let first = 1, most = 1; first < size; first += most, most *= 2) groups.push(Math.min(most, size - first));
+  for (let first = 1, most = 1; first < size; first += most, most = Math.min(2 * most, 8)) {
+    groups.push(Math.min(most, size - first));
+  }
   return groups;
 }
 

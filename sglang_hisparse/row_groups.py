@@ -14,9 +14,9 @@ MOST_LAYERS = 8
 def row_groups(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """How an index group of `layers`, leader first, is stored: the leader, the next layer, the next two, four, ...
 
-    The leader is waited for, so its rows lie as close together as can be: every 64 KiB of host memory that a launch
-    meets first costs a translation, and few bytes a row mean few of them (docs/kernels.md). What is behind the leader
-    comes under compute: the first layer must not wait long, and long rows are the fastest to read.
+    The leader is waited for, so its rows lie as close together as can be: what a short read costs is mostly the first
+    touch of the host memory around it (docs/kernels.md). What is behind the leader comes under compute: the first layer
+    must not wait long, and long rows are the fastest to read.
     """
     yield tuple(layers[:1])
     first, size = 1, 1

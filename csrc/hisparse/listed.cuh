@@ -2,8 +2,8 @@
 // in between; and of the leader where many requests miss.
 //
 // A warp takes two rows of the list at once. Requests are swept one after another, in the order of the list:
-// host pages of one request lie close together, and every 64 KiB of host memory that a launch meets for the
-// first time costs a translation, of which about 40 a microsecond are to be had (docs/kernels.md).
+// host pages of one request lie close together, and what a short read costs is mostly the first touch of the
+// host memory around it (docs/kernels.md).
 //
 // Few blocks that are full, in clusters of two (neighbouring SMs): compute beside them loses every SM that a
 // block is on. No shared memory.

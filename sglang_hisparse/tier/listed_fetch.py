@@ -25,9 +25,9 @@ from sglang_hisparse.kernels import resolve as kernels
 from sglang_hisparse.tier.layout import Group
 
 SWEPT_REQUESTS = 48
-"""Requests of a step from which on the leader's rows are swept. Resolve reads those of all requests at once, and so
-meets the same 64 KiB of host memory again when its translation is gone; but it starts to read before it knows where
-rows go, and fewer requests have several thread blocks each (docs/kernels.md has both times)."""
+"""Requests of a step from which on the leader's rows are swept. Resolve reads those of all requests at once, from all
+over the host pool; but it starts to read before it knows where rows go, and fewer requests have several thread blocks
+each (docs/kernels.md has both times)."""
 
 
 class ListedFetch:

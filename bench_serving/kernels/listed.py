@@ -36,8 +36,8 @@ with one request, 370 with 32 and 430 with 64."""
 
 
 EVICTED_ROWS = 1 << 15
-"""Rows, each in a 64 KiB of host memory of its own, that are read before a timed launch; a GPU's translations of host
-addresses reach 1.5 GiB (docs/kernels.md)."""
+"""Rows, most of them in a 64 KiB of host memory of their own, that are read before a timed launch; a GPU's
+translations of host addresses reach 1.5 GiB (docs/kernels.md)."""
 
 
 class Evict:
@@ -106,7 +106,7 @@ class Step:
 
 
 def beside_compute(bench: Bench, step: Step, evict: Evict, misses: int, **fields: object) -> None:
-    """Microseconds of four layers without a fetch, and with both ways of fetching."""
+    """Microseconds of four layers without a fetch, and with every way of fetching."""
     ways: dict[str, tuple[Ours, Callable[[], None]]] = {
         "compute alone": (step.whole, step.alone), "one launch, compute": (step.whole, step.one_launch),
         "apart, compute": (step.stored, step.apart),

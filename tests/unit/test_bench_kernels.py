@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from bench_serving.kernels.pool import HostBytes  # noqa: E402
 from bench_serving.kernels.selections import place, select  # noqa: E402
 from bench_serving.kernels.stock import Stock  # noqa: E402
 from bench_serving.kernels.timer import Timer, Times  # noqa: E402
+from sglang_hisparse.tier import listed_fetch  # noqa: E402
 
 CPU = torch.device("cpu")
 K, HOT, PAGES, ROW = 48, 128, 8, 656
@@ -104,6 +106,24 @@ def test_a_launch_that_copies_nothing_is_seen(pool: HostBytes) -> None:
     ours.poison()
     ours.launch(planes=0)
     assert ours.wrong_rows() == 2 * 13
+
+
+@pytest.mark.parametrize("swept", [1, 1000], ids=["swept", "leader first"])
+@pytest.mark.parametrize("way", ["one_launch", "apart", "layer_by_layer"])
+def test_every_way_of_fetching_brings_all_rows(
+    way: str, swept: int, pool: HostBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listed_fetch, "SWEPT_REQUESTS", swept)
+    host = pool.rows(16 * 64 * 4 * ROW, 4 * ROW)
+    placement = place(2, K, HOT, PAGES, len(host) // 64, generator(), together=True)
+    whole, stored = (Ours(placement, pool, host, ROW, 4, stored=stored) for stored in (False, True))
+    tokens, computed = select(placement, 13, generator()), []
+    step = listed.Step(whole, stored, SimpleNamespace(run=computed.append))  # type: ignore[arg-type]
+    ours = whole if way == "one_launch" else stored
+    ours.choose(tokens)
+    ours.poison()
+    getattr(step, way)()
+    assert ours.wrong_rows() == 0 and computed == [0, 1, 2, 3]
 
 
 def test_reset_makes_every_replay_miss_alike(pool: HostBytes) -> None:

@@ -214,6 +214,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> RowLayout:
+        """The layout of `groups`. ValueError where they do not fit together."""
         return cls(tuple(groups))
 
     def of_layer(self, layer: int) -> Group:

@@ -20,6 +20,6 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 for tool in memcheck racecheck; do
     echo "== $tool"
     "$sanitizer" --tool "$tool" --kernel-name kns=hisparse --error-exitcode 3 \
-        "$python" -m pytest tests/gpu/test_resolve_cuda.py tests/gpu/test_page_copy_cuda.py tests/gpu/test_resident_cuda.py \
-        tests/gpu/test_set_tables_cuda.py -q -k small "$@"
+        "$python" -m pytest tests/gpu/test_resolve_cuda.py tests/gpu/test_listed_fetch_cuda.py tests/gpu/test_page_copy_cuda.py \
+        tests/gpu/test_resident_cuda.py tests/gpu/test_set_tables_cuda.py -q -k small "$@"
 done

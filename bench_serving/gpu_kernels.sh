@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All kernel benchmarks on one GPU, into one folder; the tables come last.
 #
-#   bench_serving/gpu_kernels.sh OUT_DIR [ceilings] [resolve] [groups] [listed] [pages] [page_tune] [tune]   (all of them when none is named)
+#   bench_serving/gpu_kernels.sh OUT_DIR [ceilings] [resolve] [groups] [listed] [pages] [tune]   (all of them when none is named)
 #
 # Needs SGLang 0.5.23 importable as `python3`, nvcc and 40 GiB of host memory. About 3 minutes.
 set -u

@@ -1,4 +1,4 @@
-"""What kernels of a decode step lose while rows or pages are fetched beside them, from a trace of `step_profile`:
+"""What kernels of a decode step lose while rows are fetched beside them, from a trace of `step_profile`:
 `python -m bench_serving.step_overlap TRACE.json.gz`.
 
 Prints a timeline of one step (resolve, fetches from the list, attention), and for every kernel that ran both alone and
@@ -21,7 +21,7 @@ from typing import Any
 
 from .step_profile import ON_GPU, short_name
 
-FETCHES = ("hisparse::listed_kernel", "hisparse::copy_pages_kernel")
+FETCHES = ("hisparse::listed_kernel",)
 """Kernels beside which others are looked at."""
 SHOWN = ("hisparse::resolve_kernel", "hisparse::listed_kernel", "splitkv_mla")
 """Parts of names that the timeline shows; a step is counted by the first."""

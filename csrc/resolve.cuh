@@ -14,19 +14,15 @@
 
 namespace hisparse {
 
-// Planes first .. behind - 1 of a group's plane table, an int64 [planes, 4] in CPU memory.
-inline PlaneTable plane_table(tvm::ffi::TensorView planes, int64_t first, int64_t behind, int64_t host,
-                              int64_t host_row_bytes) {
+// A group's plane table, an int64 [planes, 4] in CPU memory.
+inline PlaneTable plane_table(tvm::ffi::TensorView planes) {
   using namespace sglang::host;
   auto count = SymbolicSize{"planes"};
   TensorMatcher({count, 4}).with_dtype<int64_t>().with_device<kDLCPU>().verify(planes);
-  CHECK_HOST(0 <= first && first <= behind && behind <= count.unwrap() && behind - first <= kMaxPlanes)
-      << "planes " << first << " to " << behind << " of " << count.unwrap() << "; the kernels take at most "
-      << kMaxPlanes << " at once";
-  CHECK_HOST(host != 0 && host_row_bytes > 0 && host_row_bytes % kChunk == 0)
-      << "host rows at " << host << " of " << host_row_bytes << " bytes";
+  CHECK_HOST(count.unwrap() <= kMaxPlanes)
+      << count.unwrap() << " planes; the kernels take at most " << kMaxPlanes << " at once";
   PlaneTable table;
-  table.fill(static_cast<const GroupPlane*>(planes.data_ptr()), int(first), int(behind - first), host);
+  table.fill(static_cast<const GroupPlane*>(planes.data_ptr()), int(count.unwrap()));
   return table;
 }
 
@@ -34,10 +30,10 @@ struct Resolve {
   static void run(tvm::ffi::TensorView page_map, tvm::ffi::TensorView hot_index,
                   tvm::ffi::TensorView hot_rows, tvm::ffi::TensorView hot_len, tvm::ffi::TensorView hot_slot,
                   tvm::ffi::TensorView hot_stamp, tvm::ffi::TensorView clock, int64_t group,
-                  tvm::ffi::TensorView planes, int64_t read_planes, int64_t host, int64_t host_row_bytes,
-                  tvm::ffi::TensorView selection, tvm::ffi::TensorView request, int64_t rows_per_request,
-                  tvm::ffi::TensorView out, tvm::ffi::TensorView stats, tvm::ffi::TensorView heat,
-                  tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count, int64_t blocks) {
+                  tvm::ffi::TensorView planes, bool reads, tvm::ffi::TensorView selection,
+                  tvm::ffi::TensorView request, int64_t rows_per_request, tvm::ffi::TensorView out,
+                  tvm::ffi::TensorView stats, tvm::ffi::TensorView heat, tvm::ffi::TensorView miss_rows,
+                  tvm::ffi::TensorView miss_count, int64_t blocks) {
     using namespace sglang::host;
     auto pages = SymbolicSize{"pages"}, requests = SymbolicSize{"requests"}, groups = SymbolicSize{"groups"};
     auto tables = SymbolicSize{"tables"}, hot = SymbolicSize{"hot rows"};
@@ -113,9 +109,6 @@ struct Resolve {
                         : entries <= 4 * kThreads ? resolve_kernel<4>
                                                   : resolve_kernel<8>;
 
-    const PlaneTable all_planes = plane_table(planes, 0, planes.size(0), host, host_row_bytes);
-    CHECK_HOST(0 <= read_planes && read_planes <= planes.size(0))
-        << "asked to read " << read_planes << " of " << planes.size(0) << " planes";
     const int64_t table = group * tables.unwrap();
     const bool lists = listed.unwrap() > 0;
     const ResolveParams params{
@@ -139,9 +132,8 @@ struct Resolve {
         .entries = static_cast<int32_t>(entries),
         .cell_bits = cell_bits,
         .wide_request = id.is_type<int64_t>(),
-        .host_row_bytes = host_row_bytes,
-        .read_chunks = read_planes == 0 ? 0 : all_planes.end[read_planes - 1],
-        .planes = all_planes,
+        .reads = reads,
+        .planes = plane_table(planes),
     };
     LaunchKernel launch(static_cast<uint32_t>(batch.unwrap() * blocks), kThreads, device.unwrap(), smem);
     launch.enable_pdl();
@@ -151,9 +143,9 @@ struct Resolve {
 };
 
 struct FetchListed {
-  static void run(tvm::ffi::TensorView planes, int64_t first, int64_t behind, int64_t host,
-                  int64_t host_row_bytes, tvm::ffi::TensorView miss_rows, tvm::ffi::TensorView miss_count,
-                  int64_t batch, int64_t blocks, int64_t threads, bool paired, bool follows_kernel) {
+  static void run(tvm::ffi::TensorView planes, tvm::ffi::TensorView miss_rows,
+                  tvm::ffi::TensorView miss_count, int64_t batch, int64_t blocks, int64_t threads,
+                  bool paired, bool follows_kernel) {
     using namespace sglang::host;
     auto listed = SymbolicSize{"listed requests"}, listed_rows = SymbolicSize{"listed rows"};
     auto device = SymbolicDevice{};
@@ -173,8 +165,7 @@ struct FetchListed {
         .miss_count = static_cast<const int32_t*>(miss_count.data_ptr()),
         .miss_stride = int32_t(listed_rows.unwrap()),
         .batch = int32_t(batch),
-        .host_row_bytes = host_row_bytes,
-        .planes = plane_table(planes, first, behind, host, host_row_bytes),
+        .planes = plane_table(planes),
     };
     if (batch == 0 || params.planes.chunks == 0) return;
     LaunchKernel launch(static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads), device.unwrap());

@@ -1,7 +1,7 @@
 """Kernel benchmarks: this machine's ceilings, resolve beside stock's swap-in kernel, page copies, the table of issue 3.
 
     python -m bench_serving.kernels.run --out DIR                 all sections in one process
-    python -m bench_serving.kernels.{ceilings,resolve,groups,pages,page_tune,tune} --out DIR
+    python -m bench_serving.kernels.{ceilings,resolve,groups,pages,tune} --out DIR
     python -m bench_serving.kernels.report DIR                    the table, from the lines in DIR
 
 `--device cpu --small` runs everything through the reference kernels at toy sizes: a rehearsal, not a measurement.

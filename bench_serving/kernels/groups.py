@@ -24,14 +24,14 @@ PERCENT = (13.4, 30.0, 100.0)
 
 
 class Split:
-    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, row group
-    by row group. `swept`: the leader's from the list as well."""
+    """Ours in several launches: the leader's rows with the list of misses, then the followers' from the list, layer by
+    layer. `swept`: the leader's from the list as well."""
 
     def __init__(self, ours: Ours, swept: bool = False) -> None:
         self.ours, self.batch, self.swept, self.misses = ours, len(ours.request), swept, ours.misses
 
     def leader(self) -> None:
-        self.ours.launch(planes=0 if self.swept else None, misses=self.misses)
+        self.ours.launch(read_rows=not self.swept, misses=self.misses)
         if self.swept:
             resolve.fetch_listed(self.ours.group, self.misses, self.batch, follows_resolve=True)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hisparse.kernels.pages import RESTORE, SPILL
-
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 
@@ -151,39 +149,22 @@ def _beside_compute(lines: list[Line]) -> list[str]:
 
 
 def _copies(lines: list[Line]) -> list[list[str]]:
-    paths = {True: SPILL.path, False: RESTORE.path}
-    used = f"path {SPILL.path}" if SPILL.path == RESTORE.path else f"paths {SPILL.path} and {RESTORE.path}"
-    own = [line for line in lines if "path" in line and line["path"] == paths.get(line.get("to_host", False))]
-    speeds = [line for line in own if line.get("kind") == "page path"]
+    """Many pages, neighbours and not: the worst decides."""
+    speeds = [line for line in lines if line.get("kind") == "page copies"]
     most = max((line["pages"] for line in speeds), default=0)
     shares = [100 * line["of_ceiling"] for line in speeds if line["pages"] == most]
-    slower = [line["slower_percent"] for line in own if line.get("kind") == "slow-down"]
-    met = (
-        UNKNOWN
-        if not shares
-        else "yes"
-        if min(shares) >= 85
-        else f"no: {85 - min(shares):.1f} points at worst"
-    )
-    loss = (
-        UNKNOWN if not slower else "yes" if max(slower) <= 3 else f"no: {max(slower) - 3:.1f} points at worst"
-    )
+    slower = [line["slower_percent"] for line in lines if line.get("kind") == "slow-down"]
+    under, over = 85 - min(shares, default=0.0), max(slower, default=0.0) - 3
     return [
         [
-            f"spill and restore, {used}",
-            "-",
-            "85 % of the copy ceiling",
-            _span(shares, "%") if shares else "-",
-            met,
+            "spill and restore", "-", "85 % of the copy ceiling", _span(shares, "%") if shares else UNKNOWN,
+            "-" if not shares else "yes" if under <= 0 else f"no: {under:.1f} points at worst",
         ],
         [
-            f"a step beside them, {used}",
-            "-",
-            "3 % slower at most",
-            _span(slower, "%") if slower else "-",
-            loss,
+            "a step beside them", "-", "3 % slower at most", _span(slower, "%") if slower else UNKNOWN,
+            "-" if not slower else "yes" if over <= 0 else f"no: {over:.1f} points at worst",
         ],
-    ]
+    ]  # fmt: skip
 
 
 def rows(lines: list[Line]) -> list[list[str]]:

@@ -4,19 +4,18 @@ In a server the host pages of a request lie close together, unlike in the sectio
 are anywhere in the pool; and between two steps of a group the other groups are read, so that no translation of a host
 address is left. `Evict` reads the host pool at random before everything that is timed here.
 
-Rows that are missed are read in one launch for all layers, from host rows that hold all layers; and apart, row group by
-row group: the leader's first, or swept from the list, and then the followers'. Beside compute also with a launch for
-every layer of a row group, which takes longer in all but has each layer's rows there sooner.
+Rows that are missed are read in one launch for all layers, from host rows that lie side by side; and apart, layer by
+layer: the leader's first, or swept from the list, and then the followers'. Alone, and beside compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from sglang_hisparse.tier.layout import PAGE, Group
+from sglang_hisparse.tier.layout import PAGE
 from sglang_hisparse.tier.listed_fetch import SWEPT_REQUESTS, ListedFetch
 
 from .bench import Bench, main
@@ -62,7 +61,7 @@ class Evict:
 class Step:
     """Four layers of a decode step: the group's fetch as a server has it, or all planes in resolve.
 
-    `whole` holds all layers in a host row, `stored` has row groups.
+    `whole` has the host rows of all layers side by side, `stored` layer by layer.
     """
 
     def __init__(self, whole: Ours, stored: Ours, layers: DecodeLayers) -> None:
@@ -70,12 +69,6 @@ class Step:
         batch, k = whole.selection.shape
         self._repeats = 1 + (batch >= LONG_STEP_REQUESTS)
         self._fetch = ListedFetch(batch, k, whole.request.device, copy_rows=True)
-        # The same host rows, read by a launch a layer.
-        self._single_layers = [
-            Group(group.index, (plane.layer,), (plane,), group.host)
-            for group in stored.groups
-            for plane in group.planes
-        ]
 
     def _compute(self, layer: int) -> None:
         for _ in range(self._repeats):
@@ -90,16 +83,10 @@ class Step:
         self.alone()
 
     def apart(self) -> None:
-        self._apart(self.stored.groups)
-
-    def layer_by_layer(self) -> None:
-        self._apart(self._single_layers)
-
-    def _apart(self, groups: Sequence[Group]) -> None:
         ours, fetch = self.stored, self._fetch
         batch = len(ours.request)
-        ours.launch(planes=0 if fetch.sweeps(batch) else None, misses=fetch.misses)
-        fetch.start(groups, batch)
+        ours.launch(read_rows=not fetch.sweeps(batch), misses=fetch.misses)
+        fetch.start(ours.groups, batch)
         for layer in range(LAYERS):
             fetch.wait(layer)
             self._compute(layer)
@@ -110,7 +97,6 @@ def beside_compute(bench: Bench, step: Step, evict: Evict, misses: int, **fields
     ways: dict[str, tuple[Ours, Callable[[], None]]] = {
         "compute alone": (step.whole, step.alone), "one launch, compute": (step.whole, step.one_launch),
         "apart, compute": (step.stored, step.apart),
-        "layer by layer, compute": (step.stored, step.layer_by_layer),
     }  # fmt: skip
     for name, (ours, launch) in ways.items():
         ours.poison()

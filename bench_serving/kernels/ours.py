@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from sglang_hisparse.kernels import resolve
-from sglang_hisparse.row_groups import row_groups
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 
 from .pool import HostBytes, expected_bytes
@@ -23,9 +22,9 @@ class Ours:
     """One index group of `layers` planes of `row_bytes`; every request leases a hot table. One step is `launch`
     (resolve alone) or `serve` (as a server fetches a group of one layer).
 
-    host    the index group's host rows, all layers side by side; `stored` lays the same bytes out as a tier does, row
-            group behind row group
-    groups  the row groups; one, or with `stored` the leader's and those behind it
+    host    the index group's host rows, all layers side by side; `stored` lays the same bytes out as a tier does, a
+            layer behind the other
+    groups  one of all layers, or with `stored` one a layer
     """
 
     def __init__(
@@ -46,14 +45,12 @@ class Ours:
             torch.empty((1 + hot_pages) * PAGE, row_bytes, dtype=torch.uint8, device=device)
             for _ in range(layers)
         ]
-        first, groups = host.data_ptr() - pool.buffer.data_ptr(), []
-        for of_group in row_groups(range(layers)) if stored else [tuple(range(layers))]:
-            planes, width = plan_planes((layer, "latent", self.planes[layer]) for layer in of_group)
-            rows = pool.rows(len(host) * width, width, first=first)
-            groups.append(Group(0, of_group, planes, rows))
-            first += rows.nbytes
-        assert first == host.data_ptr() - pool.buffer.data_ptr() + host.nbytes
-        self.groups = tuple(groups)
+        hosts = host.split(row_bytes, dim=1)
+        if stored:
+            first, size = host.data_ptr() - pool.buffer.data_ptr(), len(host) * row_bytes
+            hosts = tuple(pool.rows(size, row_bytes, first=first + layer * size) for layer in range(layers))
+        planes = [Plane(layer, "latent", rows, hosts[layer]) for layer, rows in enumerate(self.planes)]
+        self.groups = tuple(Group(0, (plane,)) for plane in planes) if stored else (Group(0, tuple(planes)),)
         self.group = self.groups[0]
         self.tables = tables = HotTables.create(pool_pages, batch, 1, batch, hot, device)
         generator = torch.Generator(device=device).manual_seed(1)
@@ -104,7 +101,7 @@ class Ours:
         if not self.swept:
             self.launch()
             return
-        self.launch(planes=0, misses=self.misses)
+        self.launch(read_rows=False, misses=self.misses)
         resolve.fetch_listed(self.group, self.misses, len(self.request), follows_resolve=True)
 
     def poison(self) -> None:
@@ -114,21 +111,20 @@ class Ours:
         used = torch.isin(base + self.placement.hot, base + self.tokens)
         device_rows = self.tables.hot_rows[used].long()
         host_rows = self.placement.host_rows(self.placement.hot)[used]
-        for group, plane in self._planes():
+        for plane in self._planes():
             plane.rows.fill_(_POISON)
-            plane.rows[device_rows] = self._expected(group, plane, host_rows)
+            plane.rows[device_rows] = expected_bytes(plane.host, host_rows, self.pool)
 
-    def _planes(self) -> Iterator[tuple[Group, Plane]]:
-        return ((group, plane) for group in self.groups for plane in group.planes)
-
-    def _expected(self, group: Group, plane: Plane, host_rows: torch.Tensor) -> torch.Tensor:
-        return expected_bytes(group.host, host_rows, self.pool, plane.host_offset, plane.row_bytes)
+    def _planes(self) -> Iterator[Plane]:
+        return (plane for group in self.groups for plane in group.planes)
 
     def wrong_rows(self) -> int:
         """Selected rows whose bytes in any plane are not those of their host rows, after a launch on `poison`."""
         host_rows = self.placement.host_rows(self.tokens).flatten()
         out = self.out.flatten().long()
         bad = out < 0
-        for group, plane in self._planes():
-            bad |= (plane.rows[out.clamp(min=0)] != self._expected(group, plane, host_rows)).any(dim=1)
+        for plane in self._planes():
+            bad |= (plane.rows[out.clamp(min=0)] != expected_bytes(plane.host, host_rows, self.pool)).any(
+                dim=1
+            )
         return int(bad.sum())

@@ -58,11 +58,9 @@ class HostBytes:
             torch.cuda.cudart().cudaHostUnregister(self.buffer.data_ptr())
 
 
-def expected_bytes(
-    host: torch.Tensor, rows: torch.Tensor, pool: HostBytes, offset: int, length: int
-) -> torch.Tensor:
-    """uint8 [n, length] by the formula: bytes from `offset` on of the rows `rows` [n] of `host`, a `pool.rows`."""
-    first = host.data_ptr() - pool.buffer.data_ptr() + offset
-    start = (rows.to(torch.int64) * host.shape[1] + first) // 8
-    index = start.unsqueeze(1) + torch.arange(length // 8, device=rows.device)
+def expected_bytes(host: torch.Tensor, rows: torch.Tensor, pool: HostBytes) -> torch.Tensor:
+    """uint8 [n, row bytes] by the formula: the rows `rows` [n] of `host`, a `pool.rows` or some of its columns."""
+    first = host.data_ptr() - pool.buffer.data_ptr()
+    start = (rows.to(torch.int64) * host.stride(0) + first) // 8
+    index = start.unsqueeze(1) + torch.arange(host.shape[1] // 8, device=rows.device)
     return word_values(index).view(torch.uint8)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_hisparse.kernels import engines, pages, resolve
+from sglang_hisparse.kernels import pages, resolve
 
 from . import gather
 from .stock import BLOCK_SIZE
@@ -33,10 +33,6 @@ class Building:
         self._bench.say(f"kernels: {len(errors) - len(failed)} built, {len(failed)} failed: {list(failed)}")
         for error in failed.values():
             raise error
-
-
-PAGES = ("pages", "page engines")
-"""All that the sections `pages` and `page_tune` launch."""
 
 
 def start(bench: Bench, sections: Collection[str]) -> Building | None:
@@ -71,13 +67,12 @@ def start(bench: Bench, sections: Collection[str]) -> Building | None:
     builds: dict[str, Callable[[], Any]] = {
         "resolve": resolve.prepare,
         "pages": pages.prepare,
-        "page engines": engines.prepare_copies,
         "gather": gather.prepare,
         "stock 656": partial(swap_in, 656, False),
         "stock 1152": partial(swap_in, 1152, False),
         "stock 656 with plan": partial(swap_in, 656, True),
         "stock shared": shared,
     }
-    if set(sections) <= {"pages", "page_tune"}:
-        builds = {name: builds[name] for name in PAGES}
+    if set(sections) <= {"pages"}:
+        builds = {"pages": builds["pages"]}
     return Building(bench, builds)

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import issue_table, page_table
+from . import issue_table
 
 Line = dict[str, Any]
+
+
+FEW_STEPS = 3
+"""Fewer that ended beside copies are marked: they say little."""
 
 
 def load(folder: Path) -> list[Line]:
@@ -140,61 +144,25 @@ def _listed(lines: list[Line]) -> list[str]:
 
 
 def _pages(lines: list[Line]) -> list[str]:
-    copies, rows = pick(lines, kind="copy pages"), []
-    for layers in values(copies, "layers"):
-        for row_bytes in values(copies, "row_bytes"):
-            for pages in values(copies, "pages"):
-                here = pick(copies, layers=layers, row_bytes=row_bytes, pages=pages)
-                rows.append([f"{layers} x {row_bytes} B, {pages} pages"] + [
-                    f"{line['gb_s']} GB/s, {100 * line['of_ceiling']:.0f} %" for line in here
-                ])  # fmt: skip
-    head = [
-        f"{'spill' if line['to_host'] else 'restore'}, {line['blocks']} blocks"
-        for line in copies[: len(rows[0]) - 1 if rows else 0]
-    ]
-    out = ["Page copies, speed and share of the copy ceiling", markdown(["groups", *head], rows)]
-    return out + _page_paths(lines)
-
-
-def _page_paths(lines: list[Line]) -> list[str]:
-    speeds, losses = pick(lines, kind="page path"), pick(lines, kind="slow-down")
-    if not speeds:
-        return []
     rows = []
-    for line in speeds:
-        same = {key: line[key] for key in ("path", "to_host", "pages", "layers", "row_bytes")}
-        slower = [
-            page_table.slower(loss) + (f", {loss['us_per_gib']:.0f} us a GiB" if "us_per_gib" in loss else "")
+    for line in pick(lines, kind="page copies"):
+        same = {key: line[key] for key in ("to_host", "pages", "row_bytes", "near")}
+        losses = [
+            f"{loss['slower_percent']} %{' *' if loss['steps_beside'] < FEW_STEPS else ''}, "
+            f"{loss['us_per_gib']:.0f} us a GiB"
             for priority in (0, -1)
-            for loss in pick(losses, priority=priority, **same)
+            for loss in pick(lines, kind="slow-down", priority=priority, **same)
         ]
         rows.append([
-            f"{line['layers']} x {line['row_bytes']} B, {line['pages']} pages",
-            "spill" if line["to_host"] else "restore",
-            line["path"] + ("" if line["batched"] else ", one by one"),
-            line["gb_s"], f"{100 * line['of_ceiling']:.0f} %", line["cpu_us"], "; ".join(slower) or "-",
+            f"{line['row_bytes']} B", line["pages"], "neighbours" if line["near"] else "scattered",
+            "spill" if line["to_host"] else "restore", f"{line['gb_s']}{'' if line['batched'] else ', one by one'}",
+            f"{100 * line['of_ceiling']:.0f} %", round(line["cpu_us"] / line["pages"] / line["layers"], 2),
+            "; ".join(losses) or "-",
         ])  # fmt: skip
-    rows.sort(key=lambda row: row[:2])
-    head = (
-        "groups",
-        "",
-        "path",
-        "GB/s",
-        "of the ceiling",
-        "CPU us",
-        "a step beside it is slower by (priority 0, -1; * few steps beside it)",
-    )
-    return ["Page copies by path", markdown(head, rows)]
-
-
-def _page_tune(lines: list[Line]) -> list[str]:
-    out = []
-    for direction, rows in page_table.tuned(lines).items():
-        out += [
-            f"{direction.capitalize()}, best last (* few steps beside it)",
-            markdown(page_table.HEAD, rows),
-        ]
-    return out
+    rows.sort(key=lambda row: [str(cell) for cell in row[:4]])
+    head = ("rows", "pages", "", "", "GB/s", "of the ceiling", "CPU us a page and layer",
+            "a step beside is slower by (priority 0; -1; * few steps beside)")  # fmt: skip
+    return ["Page copies", markdown(head, rows)]
 
 
 def _tune(lines: list[Line]) -> list[str]:
@@ -215,7 +183,7 @@ def show(folder: Path) -> None:
     lines = load(folder)
     tables = {
         "ceilings": _ceilings, "resolve": _resolve, "groups": _groups, "listed": _listed, "pages": _pages,
-        "page_tune": _page_tune, "tune": _tune,
+        "tune": _tune,
     }  # fmt: skip
     for section, table in tables.items():
         own = [line for line in pick(lines, section=section) if "failed" not in line]

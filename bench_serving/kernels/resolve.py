@@ -34,7 +34,7 @@ def time_ours(
     oracle = system == "oracle"
     launches: dict[str, Callable[[], None]] = {
         "ours": ours.serve,
-        "oracle": partial(ours.launch, planes=0),
+        "oracle": partial(ours.launch, read_rows=False),
         "resolve alone": ours.launch,
     }
     launch = launches[system]
@@ -47,7 +47,7 @@ def time_ours(
     batch, k = ours.selection.shape
     wanted = [0, batch * (k - misses) * times.launches, batch * misses * times.launches, 0]
     counted = ours.stats.tolist()
-    moved = 0 if oracle else batch * misses * ours.group.host_row_bytes
+    moved = 0 if oracle else batch * misses * ours.group.row_bytes
     bench.timed(times, moved, system=system, misses=misses, wrong=wrong, exact=counted == wanted, **fields)
     if wrong or counted != wanted:
         raise RuntimeError(f"{wrong} wrong rows; counted {counted}, wanted {wanted}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ceilings, groups, listed, page_tune, pages, resolve, tune
+from . import ceilings, groups, listed, pages, resolve, tune
 from .bench import main
 
 SECTIONS = {
@@ -11,7 +11,6 @@ SECTIONS = {
     "groups": groups.run,
     "listed": listed.run,
     "pages": pages.run,
-    "page_tune": page_tune.run,
     "tune": tune.run,
 }
 

@@ -124,7 +124,7 @@ class Stock:
         host_rows = self.placement.host_rows(self.placement.hot)[used]
         for host, buffer in zip(self.hosts, self.buffers, strict=True):
             buffer.fill_(_POISON)
-            buffer[device_rows] = expected_bytes(host, host_rows, self.pool, 0, self.row_bytes)
+            buffer[device_rows] = expected_bytes(host, host_rows, self.pool)
 
     def wrong_rows(self) -> int:
         """Selected rows whose bytes in any layer are not those of their host rows, after a launch on `poison`."""
@@ -132,7 +132,7 @@ class Stock:
         out = self.out.flatten().long()
         bad = out < 0
         for host, buffer in zip(self.hosts, self.buffers, strict=True):
-            wanted = expected_bytes(host, host_rows, self.pool, 0, self.row_bytes)
+            wanted = expected_bytes(host, host_rows, self.pool)
             bad |= (buffer[out.clamp(min=0)] != wanted).any(dim=1)
         return int(bad.sum())
 

@@ -44,27 +44,27 @@ def resolve_blocks(bench: Bench, pool: float, batch: int) -> None:
 
 
 def listed_shapes(bench: Bench, batch: int, evict: Evict) -> None:
-    """The leader's rows and the followers', each alone: a row group at a time, as a server stores them."""
+    """The rows of one layer, as a server stores them."""
     sizes, generator, pool = bench.sizes, bench.generator(batch), max(bench.sizes.pools)
     pages = min(CONTEXT_PAGES, sizes.pages)
     host = bench.pool.rows(sizes.pools[pool], LAYERS * ROW_BYTES)[: batch * pages * PAGE]
     placement = place(batch, sizes.k, sizes.hot, pages, len(host) // PAGE, generator, together=True)
     ours = Ours(placement, bench.pool, host, ROW_BYTES, LAYERS, stored=True)
+    plane = ours.group.planes[0]
     for percent in PERCENT[1:]:
         misses = sizes.misses(percent)
         ours.choose(select(placement, misses, generator))
         ours.reset()
         ours.launch(misses=ours.misses)
-        for group in ours.groups:
-            for shape in SHAPES:
-                launch = partial(resolve.fetch_listed, group, ours.misses, batch, shape=shape)
-                launch()
-                bench.timed(
-                    bench.timer.measure(launch, evict, replays=10), batch * misses * group.host_row_bytes,
-                    kind=f"listed rows of {len(group.layers)} layers, translations cold", batch=batch, percent=percent,
-                    pool_gib=round(group.host.nbytes / 2**30, 2), chosen=shape == resolve.LISTED,
-                    blocks=f"{shape.blocks} x {shape.threads}{', pairs' * shape.paired}",
-                )  # fmt: skip
+        for shape in SHAPES:
+            launch = partial(resolve.fetch_listed, ours.group, ours.misses, batch, shape=shape)
+            launch()
+            bench.timed(
+                bench.timer.measure(launch, evict, replays=10), batch * misses * plane.row_bytes,
+                kind="listed rows of a layer, translations cold", batch=batch, percent=percent,
+                pool_gib=round(plane.host.nbytes / 2**30, 2), chosen=shape == resolve.LISTED,
+                blocks=f"{shape.blocks} x {shape.threads}{', pairs' * shape.paired}",
+            )  # fmt: skip
 
 
 def run(bench: Bench) -> None:

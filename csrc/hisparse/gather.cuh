@@ -1,5 +1,5 @@
-// Rows between the tiers: one flat range of 16-byte chunks over (row, plane, chunk), so that all threads
-// touch consecutive chunks of a host row, with kDepth of them in flight each.
+// Host rows to device rows: one flat range of 16-byte chunks over (row, plane, chunk), so that all threads
+// touch consecutive chunks, with kDepth of them in flight each.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@ constexpr int kMaxPlanes = 16;
 constexpr int kDepth = 4;
 
 // Planes of one group, prepared for addressing by the chunk's number among the planes' chunks. Part of
-// a kernel's parameters, or in shared memory.
+// a kernel's parameters.
 struct PlaneTable {
-  int64_t device[kMaxPlanes];  // device row r, chunk k of a host row: device + r * row_bytes + k * 16
-  int64_t host[kMaxPlanes];    // host row r, the same chunk:           host + r * host_row_bytes + k * 16
+  int64_t device[kMaxPlanes];  // device row r, chunk k of all planes: device + r * row_bytes + k * 16
+  int64_t host[kMaxPlanes];    // host row r, the same chunk:          host + r * host_pitch + k * 16
   int32_t row_bytes[kMaxPlanes];
+  int32_t host_pitch[kMaxPlanes];
   int32_t end[kMaxPlanes];  // first chunk behind the plane
-  int32_t chunks;           // of all planes; a copy may take the first of them only
+  int32_t chunks;           // of all planes
 
-  // The planes first .. first + count - 1 of `planes`; host row 0 is at `host_rows`.
-  __host__ __device__ void fill(const GroupPlane* planes, int first, int count, int64_t host_rows) {
+  void fill(const GroupPlane* planes, int count) {
     chunks = 0;
-#pragma unroll 1
     for (int p = 0; p < kMaxPlanes; p++) {
-      const GroupPlane plane = p < count ? planes[first + p] : GroupPlane{};
+      const GroupPlane plane = p < count ? planes[p] : GroupPlane{};
       device[p] = plane.device - int64_t(chunks) * kChunk;
-      host[p] = host_rows + plane.host_offset - int64_t(chunks) * kChunk;
+      host[p] = plane.host - int64_t(chunks) * kChunk;
       row_bytes[p] = int(plane.row_bytes);
+      host_pitch[p] = int(plane.host_pitch);
       chunks += int(plane.row_bytes / kChunk);
       end[p] = chunks;
     }
@@ -39,15 +39,22 @@ struct PlaneTable {
     while (chunk >= end[p]) p++;
     return p;
   }
+  __device__ const uint8_t* on_host(int row, int chunk) const {
+    const int p = plane_of(chunk);
+    return reinterpret_cast<const uint8_t*>(host[p] + int64_t(row) * host_pitch[p] + chunk * kChunk);
+  }
+  __device__ uint8_t* on_device(int row, int chunk) const {
+    const int p = plane_of(chunk);
+    return reinterpret_cast<uint8_t*>(device[p] + int64_t(row) * row_bytes[p] + chunk * kChunk);
+  }
 };
 
-// Host rows to device rows, or back. `Rows` maps a row number of the range to host_row(n) and device_row(n).
-template <typename Rows, bool kToHost = false>
+// Host rows to device rows. `Rows` maps a row number of the range to host_row(n) and device_row(n).
+template <typename Rows>
 struct Gather {
   const PlaneTable& planes;
   Rows rows;
-  int64_t host_row_bytes;
-  int chunks;  // of a row
+  int chunks;  // of a row; 0: nothing is read
   int total;   // rows * chunks
   int step;    // threads that share the range
 
@@ -67,16 +74,6 @@ struct Gather {
     if (a.chunk >= chunks) a.chunk -= chunks, a.row++;
   }
 
-  __device__ uint8_t* on_host(At a) const {
-    return reinterpret_cast<uint8_t*>(planes.host[planes.plane_of(a.chunk)] +
-                                      int64_t(rows.host_row(a.row)) * host_row_bytes + a.chunk * kChunk);
-  }
-  __device__ uint8_t* on_device(At a) const {
-    const int p = planes.plane_of(a.chunk);
-    return reinterpret_cast<uint8_t*>(
-        planes.device[p] + int64_t(rows.device_row(a.row)) * planes.row_bytes[p] + a.chunk * kChunk);
-  }
-
   // Chunks at, at + step, ... of the range; the same `at` for both.
   template <int kCount>
   __device__ void load(int at, int4 (&chunk)[kCount]) const {
@@ -84,7 +81,7 @@ struct Gather {
     At a = from(at);
 #pragma unroll
     for (int k = 0; k < kCount; k++, advance(a)) {
-      if (a.at < total) chunk[k] = load_chunk(kToHost ? on_device(a) : on_host(a));
+      if (a.at < total) chunk[k] = load_chunk(planes.on_host(rows.host_row(a.row), a.chunk));
     }
   }
   template <int kCount>
@@ -93,7 +90,7 @@ struct Gather {
     At a = from(at);
 #pragma unroll
     for (int k = 0; k < kCount; k++, advance(a)) {
-      if (a.at < total) store_chunk(kToHost ? on_host(a) : on_device(a), chunk[k]);
+      if (a.at < total) store_chunk(planes.on_device(rows.device_row(a.row), a.chunk), chunk[k]);
     }
   }
   __device__ void run(int at) const {

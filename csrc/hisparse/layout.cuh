@@ -12,11 +12,9 @@
 //                                                 128 latent values
 //                                           528   64 bf16 rotary key
 //
-// Host.  The host row of a row group (layers whose rows are fetched together) holds its planes' rows side by
-//        side, so that a miss is one long read:
-//
-//        | plane 0 row | plane 1 row | ... | plane n-1 row |     stride host_row_bytes, a multiple of 16
-//        0             planes[1].host_offset
+// Host.  A host row has the same bytes as the device row. Rows of a plane are `host_pitch` bytes apart: in a
+//        server row_bytes, so that a page is one piece on both sides; more where rows of several planes lie
+//        side by side.
 #pragma once
 
 #include <cstdint>
@@ -32,23 +30,14 @@ constexpr int kMlaFp8Row = 512 * 1 + 4 * 4 + 64 * 2;
 static_assert(kMlaBf16Row == 1152 && kMlaBf16Row % kChunk == 0);
 static_assert(kMlaFp8Row == 656 && kMlaFp8Row % kChunk == 0);
 
-// One row of Group.plane_table, and of RowLayout.plane_table.
+// One row of Group.plane_table.
 struct GroupPlane {
   int64_t device;  // address of device row 0
+  int64_t host;    // address of host row 0
   int64_t row_bytes;
-  int64_t host_offset;  // first byte of the plane in a host row
-  int64_t layer;
+  int64_t host_pitch;
 };
 static_assert(sizeof(GroupPlane) == 4 * sizeof(int64_t));
-
-// One row of RowLayout.group_table (page copy: all groups, whose planes stand one after the other in
-// plane_table).
-struct GroupRange {
-  int64_t host;  // address of host row 0
-  int64_t host_row_bytes;
-  int64_t first_plane, plane_count;
-};
-static_assert(sizeof(GroupRange) == 4 * sizeof(int64_t));
 
 // Read once, keep out of L1: host rows arrive over PCIe and are not read twice.
 __device__ __forceinline__ int4 load_chunk(const void* address) {

@@ -25,7 +25,6 @@ struct ListedParams {
   const int32_t* miss_count;  // [batch]
   int32_t miss_stride;
   int32_t batch;
-  int64_t host_row_bytes;
   PlaneTable planes;  // to fetch
 };
 
@@ -75,13 +74,11 @@ __global__ __launch_bounds__(kMaxListedThreads) void listed_kernel(const __grid_
       int4 chunk[kRowsAtOnce][kRowLoads];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; r++) {
-        const int64_t host_row = int64_t(row[r].x) * p.host_row_bytes;
 #pragma unroll
         for (int k = 0; k < kRowLoads; k++) {
           const int at = first + 32 * k;
           if (at >= p.planes.chunks || row[r].x < 0) continue;
-          const int plane = p.planes.plane_of(at);
-          chunk[r][k] = load_chunk(reinterpret_cast<uint8_t*>(p.planes.host[plane] + host_row + at * kChunk));
+          chunk[r][k] = load_chunk(p.planes.on_host(row[r].x, at));
         }
       }
 #pragma unroll
@@ -90,10 +87,7 @@ __global__ __launch_bounds__(kMaxListedThreads) void listed_kernel(const __grid_
         for (int k = 0; k < kRowLoads; k++) {
           const int at = first + 32 * k;
           if (at >= p.planes.chunks || row[r].x < 0) continue;
-          const int plane = p.planes.plane_of(at);
-          const int64_t device_row = int64_t(row[r].y) * p.planes.row_bytes[plane];
-          store_chunk(reinterpret_cast<uint8_t*>(p.planes.device[plane] + device_row + at * kChunk),
-                      chunk[r][k]);
+          store_chunk(p.planes.on_device(row[r].y, at), chunk[r][k]);
         }
       }
     }

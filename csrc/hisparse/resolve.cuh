@@ -63,9 +63,8 @@ struct ResolveParams {
   int32_t entries;     // q * W
   int32_t cell_bits;   // the hash has 2^cell_bits cells, at least 2 * entries and 4
   bool wide_request;   // request ids are int64
-  int64_t host_row_bytes;
-  int32_t read_chunks;  // of a missed row, from the first plane on; 0: its bytes come later, or never
-  PlaneTable planes;    // of the group
+  bool reads;          // whether missed rows are read; else their bytes come later, or never
+  PlaneTable planes;   // of the group
 };
 
 // Shared memory of one block. The host sizes it with bytes(), the kernel cuts it with the constructor.
@@ -283,8 +282,8 @@ __global__ __launch_bounds__(kThreads, 1) void resolve_kernel(const __grid_const
   const MissRows mine{w.miss_row, w.miss_cell, set.value, rank, blocks};
   const int rows = victims > rank ? (victims - rank + blocks - 1) / blocks : 0;
   const bool lists = p.miss_rows != nullptr;
-  const Gather<MissRows> gather{p.planes, mine, p.host_row_bytes, p.read_chunks, rows * p.read_chunks,
-                                kThreads};
+  const int chunks = p.reads ? p.planes.chunks : 0;
+  const Gather<MissRows> gather{p.planes, mine, chunks, rows * chunks, kThreads};
   constexpr int kChunks = 2;
   int4 chunk[kChunks];
   if constexpr (kEarly) gather.load(tid, chunk);

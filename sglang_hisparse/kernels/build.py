@@ -22,14 +22,13 @@ def csrc() -> Path:
 
 ENTRIES = {
     "resolve": {"resolve": "hisparse::Resolve::run", "fetch_listed": "hisparse::FetchListed::run"},
-    "copy_pages": {"copy_pages": "hisparse::CopyPages::run"},
     "map_rows": {
         "map_rows": "hisparse::MapRows::run",
         "map_pages": "hisparse::MapPages::run",
         "set_entries": "hisparse::SetEntries::run",
         "set_lease": "hisparse::SetLease::run",
     },
-    "batch_copy": {"batch_copy": "hisparse::BatchCopy::run", "batch_rects": "hisparse::BatchRects::run"},
+    "batch_copy": {"batch_copy": "hisparse::BatchCopy::run"},
 }
 """source file of csrc/ -> {function: its C++ name}"""
 

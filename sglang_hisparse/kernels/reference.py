@@ -119,14 +119,13 @@ def resolve(
     stats: torch.Tensor | None = None,
     *,
     strict: bool = False,
-    planes: int | None = None,
+    read_rows: bool = True,
     misses: MissList | None = None,
     heat: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Turn the slots one index group selected into device rows, fetching the rows of a row group that are missing.
+    """Turn the slots one index group selected into device rows, fetching the rows of `group` that are missing.
 
-    group             whose rows are fetched (that of the leader, mostly); its index says which hot tables are used
-
+    group             whose rows are fetched (the leader's, mostly); its index says which hot tables are used
     selection         int32 [Q * q, W]: slots, "none" where negative; duplicates allowed
     request           int32 or int64 [Q]: row of req_to_token, each at most once; negative for a padded row,
                       whose entries all become -1 and which touches no state
@@ -135,9 +134,8 @@ def resolve(
     stats             int64 [4], added to: resident counts entries; hot, missed (fetched) and overflow count
                       the unique spilled slots of a request and sum to their number
     strict            raise RuntimeError, before anything is written, where an entry would overflow
-    planes            how many of the group's planes are fetched, from the first on (None: all). The others of a missed
-                      row hold garbage until `fetch_listed` brings them, or for good (the oracle of benchmarks). So do
-                      those of other row groups
+    read_rows         False: missed rows hold garbage until `fetch_listed` brings them, or for good (the oracle of
+                      benchmarks). So do those of other groups in any case
     misses            filled with what was missed, request by request
     heat              int32 [P + 1], added to: 1 for the page of every 16th entry of a request that selects something
 
@@ -154,24 +152,21 @@ def resolve(
     if misses is not None:
         misses.count[: len(request)] = 0
     if spilled.any():
-        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict, planes, misses)
+        _resolve_spilled(tables, group, slots, spilled, request, rows, counts, strict, read_rows, misses)
     result = rows.view(selection.shape).to(torch.int32)
     if stats is not None:
         stats += torch.tensor(counts, device=stats.device)
     return result if out is None else out.copy_(result)
 
 
-def fetch_listed(
-    group: Group, misses: MissList, batch: int, first: int = 0, behind: int | None = None
-) -> None:
-    """Read the rows that `resolve` listed for requests 0 .. batch - 1, in the planes first .. behind - 1 of a row group
-    (None: to its end) that has the host pages of the one that was resolved.
+def fetch_listed(group: Group, misses: MissList, batch: int) -> None:
+    """Read the rows that `resolve` listed for requests 0 .. batch - 1, in the planes of any group of the index group.
 
     Writes device rows of those planes, and nothing else.
     """
     for request in range(batch):
         rows = misses.rows[request, : int(misses.count[request])].long()
-        _read_host(group, rows[:, 0], rows[:, 1], first, behind)
+        _read_host(group, rows[:, 0], rows[:, 1])
 
 
 def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
@@ -185,13 +180,12 @@ def copy_pages(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
     pairs = pairs[(pairs >= 0).all(dim=1)].long()
     device_rows, host_rows = (_page_rows(pairs[:, column]) for column in (0, 1))
     for group in layout.groups:
-        if to_host:
-            for plane in group.planes:
-                columns = group.host.narrow(1, plane.host_offset, plane.row_bytes)
-                rows = plane.rows.index_select(0, device_rows)
-                columns.index_copy_(0, host_rows.to(columns.device), rows.to(columns.device))
-        else:
+        if not to_host:
             _read_host(group, host_rows, device_rows)
+            continue
+        for plane in group.planes:
+            rows = plane.rows.index_select(0, device_rows)
+            plane.host.index_copy_(0, host_rows.to(plane.host.device), rows.to(plane.host.device))
 
 
 def _map_pages(
@@ -213,7 +207,7 @@ def _resolve_spilled(
     rows: torch.Tensor,
     counts: list[int],
     strict: bool,
-    planes: int | None,
+    read_rows: bool,
     misses: MissList | None,
 ) -> None:
     """Steps 2 to 6 for all requests at once: fills `rows` [Q, n] where `spilled`, writes the group's tables.
@@ -238,7 +232,8 @@ def _resolve_spilled(
         request_of, host_rows, device_rows = users[owner[fetched[0]]], *fetched[1:]
         if misses is not None:
             _list_misses(misses, request_of, host_rows, device_rows)
-        _read_host(group, host_rows, device_rows, 0, planes)
+        if read_rows:
+            _read_host(group, host_rows, device_rows)
     rows[which, at] = row_of[inverse]
 
 
@@ -343,14 +338,8 @@ def _page_rows(pages: torch.Tensor) -> torch.Tensor:
     return (pages.unsqueeze(1) * PAGE + torch.arange(PAGE, device=pages.device)).flatten()
 
 
-def _read_host(
-    group: Group,
-    host_rows: torch.Tensor,
-    device_rows: torch.Tensor,
-    first: int = 0,
-    behind: int | None = None,
-) -> None:
-    """Copy host rows [n] to device rows [n] of planes first .. behind - 1 of the group."""
-    rows = group.host.index_select(0, host_rows.to(group.host.device)).to(group.device)
-    for plane in group.planes[first:behind]:
-        plane.rows.index_copy_(0, device_rows, rows.narrow(1, plane.host_offset, plane.row_bytes))
+def _read_host(group: Group, host_rows: torch.Tensor, device_rows: torch.Tensor) -> None:
+    """Copy host rows [n] to device rows [n] of all planes of the group."""
+    for plane in group.planes:
+        rows = plane.host.index_select(0, host_rows.to(plane.host.device)).to(group.device)
+        plane.rows.index_copy_(0, device_rows, rows)

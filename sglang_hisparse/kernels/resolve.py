@@ -94,7 +94,7 @@ def resolve(
     out: torch.Tensor | None = None,
     stats: torch.Tensor | None = None,
     *,
-    planes: int | None = None,
+    read_rows: bool = True,
     misses: MissList | None = None,
     heat: torch.Tensor | None = None,
     blocks: int | None = None,
@@ -111,14 +111,13 @@ def resolve(
     if selection.device.type != "cuda":
         return reference.resolve(
             tables, group, selection, request, rows_per_request, out, stats,
-            planes=planes, misses=misses, heat=heat,
+            read_rows=read_rows, misses=misses, heat=heat,
         )  # fmt: skip
     if out is None:
         out = torch.empty_like(selection)
     prepare()(
         tables.page_map, tables.hot_index, tables.hot_rows, tables.hot_len, tables.hot_slot, tables.hot_stamp,
-        tables.clock, group.index, group.plane_table, len(group.planes) if planes is None else planes,
-        group.host.data_ptr(), group.host_row_bytes, selection, request, rows_per_request, out,
+        tables.clock, group.index, group.plane_table, read_rows, selection, request, rows_per_request, out,
         selection.new_empty(0, dtype=torch.int64) if stats is None else stats,
         selection.new_empty(0) if heat is None else heat,
         selection.new_empty(0, 1, 2) if misses is None else misses.rows,
@@ -132,8 +131,6 @@ def fetch_listed(
     group: Group,
     misses: MissList,
     batch: int,
-    first: int = 0,
-    behind: int | None = None,
     *,
     follows_resolve: bool = False,
     shape: FetchShape | None = None,
@@ -147,13 +144,11 @@ def fetch_listed(
     On CUDA: one launch on the current stream, no host synchronisation; CUDA-graph safe once built.
     """
     if misses.count.device.type != "cuda":
-        reference.fetch_listed(group, misses, batch, first, behind)
+        reference.fetch_listed(group, misses, batch)
         return
     shape = shape or _shape_of(misses.count.device)
     prepare_listed()(
-        group.plane_table, first, len(group.planes) if behind is None else behind, group.host.data_ptr(),
-        group.host_row_bytes, misses.rows, misses.count, batch, shape.blocks, shape.threads, shape.paired,
-        follows_resolve,
+        group.plane_table, misses.rows, misses.count, batch, shape.blocks, shape.threads, shape.paired, follows_resolve,
     )  # fmt: skip
 
 

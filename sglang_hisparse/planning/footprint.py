@@ -10,7 +10,6 @@ from __future__ import annotations
 from sglang_hisparse.capacity import TokenBytes
 from sglang_hisparse.planning.gpus import Gpu
 from sglang_hisparse.planning.models import KV_DTYPES, Model
-from sglang_hisparse.row_groups import row_groups
 
 ALIGNMENT = 16
 """Host rows are copied 16 bytes at a time."""
@@ -21,11 +20,15 @@ def kv_heads(model: Model, attention_tp: int) -> int:
     return max(1, model.kv_heads // attention_tp)
 
 
+def planes(model: Model) -> int:
+    """Buffers of a layer: K and V are separate, a latent row is one."""
+    return 2 if model.kv_heads else 1
+
+
 def token_bytes(model: Model, attention_tp: int, kv_dtype: str) -> TokenBytes:
     """What the server measures (seams/sizing.py), from the model's shapes: all layers, one rank."""
     row = model.row_bytes[KV_DTYPES.index(kv_dtype)] * kv_heads(model, attention_tp)
-    planes = 2 if model.kv_heads else 1  # K and V are separate buffers, a latent row is one
-    padded = -(-row // planes // ALIGNMENT) * ALIGNMENT * planes
+    padded = -(-row // planes(model) // ALIGNMENT) * ALIGNMENT * planes(model)
     kv = model.layers * row
     index = model.index_bytes + kv * model.index_share
     return TokenBytes(kv, model.layers * padded, int(index) if index == int(index) else index)
@@ -37,9 +40,6 @@ def weights_of_gpu(model: Model, tp: int, attention_tp: int) -> float:
 
 
 def fetch_ns(model: Model, token: TokenBytes, gpu: Gpu) -> float:
-    """Time of the link to fetch one missed token in all index groups: one host row a row group, its layers side by
-    side."""
-    layer = token.host / model.layers
-    return sum(
-        gpu.row_time_ns(layer * len(part)) for size in model.groups for part in row_groups(range(size))
-    )
+    """Time of the link to fetch one missed token in all layers: a host row of every plane."""
+    rows = sum(model.groups) * planes(model)
+    return rows * gpu.row_time_ns(token.host / model.layers / planes(model))

@@ -25,7 +25,7 @@ class ReadCheck:
     """
 
     def __init__(self, layout: RowLayout, slots: int) -> None:
-        self._planes: dict[int, Plane] = {p.layer: p for g in layout.groups for p in g.planes}
+        self._planes: dict[int, Plane] = {plane.layer: plane for plane in layout.planes}
         self._written = torch.zeros(len(self._planes), slots, dtype=torch.int64, device=layout.device)
         words = next(iter(self._planes.values())).row_bytes // 4
         generator = torch.Generator().manual_seed(1)

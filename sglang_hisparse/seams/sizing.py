@@ -19,8 +19,7 @@ from sglang.srt.model_executor.pool_configurator import (
 from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 
 from sglang_hisparse.capacity import GIB, Capacity, TokenBytes, capacity_block, size_pools
-from sglang_hisparse.config import PAGE, HiSparseConfig
-from sglang_hisparse.kernels.pages import staging_bytes
+from sglang_hisparse.config import HiSparseConfig
 from sglang_hisparse.kernels.resolve import MissList
 from sglang_hisparse.seams.runtime import runtime
 from sglang_hisparse.selectors import Selector
@@ -45,8 +44,7 @@ def resolve_pool_config(original: Callable[..., Any], configurator: Any, pre_mod
     tiered_on_cuda = runtime.config.host_pool_gib > 0 and str(configurator.device).startswith("cuda")
     beside = 0
     if tiered_on_cuda:
-        beside = staging_bytes(PAGE * token.host)
-        beside += MissList.bytes(requests_at_once(), runtime.selector.top_k)
+        beside = MissList.bytes(requests_at_once(), runtime.selector.top_k)
     capacity = size_pools(
         budget_bytes=configurator._profile_available_bytes(pre_model_load_memory) - beside,
         most_device_tokens=get_schedule().max_total_tokens,

@@ -108,15 +108,15 @@ def _spilled(tier: HostTier, which: int) -> int | None:
 def _flip(tier: HostTier, which: int) -> bool:
     row = _spilled(tier, which)
     if row is not None:
-        tier.layout.groups[0].host[row, 0] ^= 1
+        tier.layout.planes[0].host[row, 0] ^= 1
     return row is not None
 
 
 def _damage(tier: HostTier, which: int) -> bool:
     row = _spilled(tier, which)
     if row is not None:
-        for group in tier.layout.groups:
-            group.host[row : row + PAGE].zero_()
+        for plane in tier.layout.planes:
+            plane.host[row : row + PAGE].zero_()
     return row is not None
 
 

@@ -23,7 +23,7 @@ class Audit:
 
     def __init__(self, layout: RowLayout, host_pages: int) -> None:
         self.layout = layout
-        self.planes = [(group, plane) for group in layout.groups for plane in group.planes]
+        self.planes = layout.planes
         self.sums = torch.zeros((len(self.planes), host_pages, PAGE), dtype=torch.int64, device=layout.device)
         self.checked = 0
         self._next = 0
@@ -39,7 +39,7 @@ class Audit:
         """Device pages are about to be copied to host pages: remember what they hold."""
         device = torch.tensor([d for d, _ in pairs], device=self.layout.device)
         host = torch.tensor([h for _, h in pairs], device=self.layout.device)
-        for index, (_, plane) in enumerate(self.planes):
+        for index, plane in enumerate(self.planes):
             rows = plane.rows.view(-1, PAGE, plane.row_bytes)[device]
             self.sums[index, host] = self.checksum(rows)
 
@@ -50,9 +50,8 @@ class Audit:
             return
         hosts = torch.tensor([h for _, h in pages])
         expected = self.sums[:, hosts.to(self.sums.device)].cpu()
-        for index, (group, plane) in enumerate(self.planes):
-            rows = group.host.view(-1, PAGE, group.host_row_bytes)[hosts]
-            found = self.checksum(rows[..., plane.host_offset : plane.host_offset + plane.row_bytes])
+        for index, plane in enumerate(self.planes):
+            found = self.checksum(plane.host.view(-1, PAGE, plane.row_bytes)[hosts])
             wrong = (found != expected[index]).nonzero()
             if len(wrong):
                 which, offset = wrong[0].tolist()

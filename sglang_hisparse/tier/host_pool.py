@@ -1,4 +1,4 @@
-"""Pinned host memory for spilled pages, one buffer a row group."""
+"""Pinned host memory for spilled pages, one buffer a plane."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sglang_hisparse.tier.layout import PAGE
 
 
 class HostPool:
-    """Host buffers of all row groups, registered with CUDA where the KV pool is on CUDA.
+    """Host buffers of all planes, registered with CUDA where the KV pool is on CUDA.
 
-    `buffers[g]`: uint8 [host_pages * 64, host_row_bytes of row group g]. Owned here; written by the mover only; read by
+    `buffers[p]`: uint8 [host_pages * 64, row_bytes of plane p]. Owned here; written by the mover only; read by
     resolve through the same addresses (unified virtual addressing). Released by `close` or with the process.
     """
 

@@ -12,12 +12,11 @@ from sglang_hisparse.config import HiSparseConfig
 from sglang_hisparse.kernels import map_rows as map_kernel
 from sglang_hisparse.kernels import resolve as resolve_kernel
 from sglang_hisparse.policy import Planner, PlannerOptions, Request, Residency
-from sglang_hisparse.row_groups import row_groups
 from sglang_hisparse.selectors import Selector
 from sglang_hisparse.tier.audit import Audit
 from sglang_hisparse.tier.counters import OUTCOMES, SelectionCounters
 from sglang_hisparse.tier.host_pool import HostPool
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, RowLayout, byte_rows
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from sglang_hisparse.tier.mover import Mover
 from sglang_hisparse.tier.page_heat import PageHeat
@@ -65,18 +64,14 @@ class HostTier:
             hot_rows=capacity.hot_max_pages * PAGE if has_host else PAGE,
             device=device,
         )
-        stored = [
-            (index, layers) for index, same in enumerate(selector.groups) for layers in row_groups(same)
-        ]
-        planned = [
-            plan_planes((n, name, t) for n in layers for name, t in buffers[n]) for _, layers in stored
-        ]
-        self.host_pool = HostPool(capacity.host_pages, [width for _, width in planned], device)
+        layers = [(index, layer) for index, same in enumerate(selector.groups) for layer in same]
+        rows = {layer: [(name, byte_rows(buffer)) for name, buffer in buffers[layer]] for _, layer in layers}
+        widths = [plane.shape[1] for _, layer in layers for _, plane in rows[layer]]
+        self.host_pool = HostPool(capacity.host_pages, widths, device)
+        host = iter(self.host_pool.buffers)
         self.layout = RowLayout.of(
-            Group(index, layers, planes, host)
-            for (index, layers), (planes, _), host in zip(
-                stored, planned, self.host_pool.buffers, strict=True
-            )
+            Group(index, tuple(Plane(layer, name, plane, next(host)) for name, plane in rows[layer]))
+            for index, layer in layers
         )
         self.residency = Residency(capacity.logical_pages, capacity.device_pages, capacity.host_pages)
         self.planner = Planner(
@@ -247,8 +242,8 @@ class HostTier:
             part = slice(first, first + at_once)
             rows[part] = self._resolve(groups, selection[part], request[part])
             for group in groups:
-                for follower in group.layers:
-                    self.wait_for_rows(follower)  # the next part overwrites the list
+                for layer in group.layers:
+                    self.wait_for_rows(layer)  # the next part overwrites the list
         return rows
 
     def _resolve(
@@ -264,7 +259,7 @@ class HostTier:
             request,
             1,
             stats=self.selected.rows[leader.index],
-            planes=None if reads else 0,
+            read_rows=reads,
             heat=None if self.heat is None else self.heat.counts,
             misses=listed.misses if listed else None,
         )
@@ -280,19 +275,15 @@ class HostTier:
     def read_rows(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """Rows of `layer` at `slots` int64 [n], resident or spilled: one uint8 [n, row_bytes] a plane, on the KV
         device. For prefill that reads the host itself. Not graph-safe."""
-        group = self.layout.of_layer(layer)
         mapped = self.tables.page_map[slots >> 6].long()
         offset = slots & 63
         spilled = (mapped < -1).nonzero().view(-1)
         host_rows = ((-2 - mapped[spilled]) * PAGE + offset[spilled]).cpu()
         result = []
-        for plane in group.planes:
-            if plane.layer != layer:
-                continue
+        for plane in self.layout.of_layer(layer).planes:
             rows = plane.rows[mapped.clamp(min=0) * PAGE + offset]
             if len(spilled):
-                staged = group.host[host_rows, plane.host_offset : plane.host_offset + plane.row_bytes]
-                rows[spilled] = staged.to(self.device)
+                rows[spilled] = plane.host[host_rows].to(self.device)
             result.append(rows)
         return result
 
@@ -316,7 +307,7 @@ class HostTier:
         self._count_aside()
         by_group = self.selected.exact() if wait else self.selected.recent()
         missed_bytes = self.copy_rows * sum(
-            counts[OUTCOMES.index("missed")] * sum(p.row_bytes for group in groups for p in group.planes)
+            counts[OUTCOMES.index("missed")] * sum(group.row_bytes for group in groups)
             for counts, groups in zip(by_group, self.layout.index_groups, strict=True)
         )
         totals = (sum(column) for column in zip(*by_group, strict=True))

@@ -1,16 +1,13 @@
-"""Where the bytes of a token are: planes, row groups, the host row, and the hot tables.
+"""Where the bytes of a token are: planes, index groups, and the hot tables.
 
-A *plane* is one (layer, buffer). A device row is one token's bytes in one plane; a host row is the same token's rows
-of all planes of a *row group*, side by side:
+A *plane* is one (layer, buffer): K, V, or a latent row that serves as both. A device row is one token's bytes in it,
+and its host row holds the same bytes, so that a page is one contiguous piece in both tiers:
 
-    host row   | plane 0 | plane 1 | ... | plane n-1 |      host_row_bytes
-    offset     0         host_offset of plane 1 ...
+    device   plane.rows   | row 0 | row 1 | ...      device row = device_page * 64 + offset
+    host     plane.host   | row 0 | row 1 | ...      host row   = host_page * 64 + offset
 
-An index group (a leader and the layers that reuse its selection) is stored in the row groups that are fetched
-together: the leader, the layer behind it, the next two, ... (`row_groups.py`). All of them use the same host pages and
-the same hot tables.
-
-Row ids count tokens: device row = device_page * 64 + offset, host row = host_page * 64 + offset.
+All planes use the same host pages, and all layers of an index group (a leader and the layers that reuse its selection)
+the same hot tables. Row ids count tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import torch
 from sglang_hisparse.config import PAGE as PAGE
 
 ALIGNMENT = 16
-"""Bytes of one kernel access: every row size, host offset and base address is a multiple of it."""
+"""Bytes of one kernel access: every row size, pitch and base address is a multiple of it."""
 
 MAX_ROWS = 2**31 - 2 - 8192
 """Most host rows, and device rows: the resolve kernel keeps both, and an entry of a selection, in one int32."""
@@ -49,114 +46,84 @@ def byte_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plane:
-    """One buffer of one layer.
+    """One buffer of one layer, in both tiers.
 
-    rows         uint8 [device_rows, row_bytes]: byte view of a KV buffer that the KV pool owns
-    host_offset  first byte of this plane in the group's host row, a multiple of 16
+    rows  uint8 [device_rows, row_bytes]: byte view of a KV buffer that the KV pool owns
+    host  uint8 [host_rows, row_bytes], owned by the host pool, pinned for rows on CUDA. Rows may lie further apart than
+          their bytes (`host_pitch`), side by side with those of other planes; a server's do not
     """
 
     layer: int
     name: str
     rows: torch.Tensor
-    host_offset: int
+    host: torch.Tensor
 
     def __post_init__(self) -> None:
-        rows = self.rows
+        rows, host, where = self.rows, self.host, f"layer {self.layer} plane {self.name!r}"
         if rows.dtype != torch.uint8 or rows.ndim != 2 or not rows.is_contiguous():
             raise ValueError(
-                f"layer {self.layer} plane {self.name!r}: rows must be contiguous uint8 [rows, row_bytes] "
-                f"(see byte_rows), got {rows.dtype} {tuple(rows.shape)}"
+                f"{where}: rows must be contiguous uint8 [rows, row_bytes] (see byte_rows), "
+                f"got {rows.dtype} {tuple(rows.shape)}"
             )
         if self.row_bytes == 0 or self.row_bytes % ALIGNMENT:
             raise ValueError(
-                f"layer {self.layer} plane {self.name!r}: a row has {self.row_bytes} bytes; the kernels copy "
+                f"{where}: a row has {self.row_bytes} bytes; the kernels copy "
                 f"{ALIGNMENT} bytes at a time, so it must be a positive multiple of {ALIGNMENT}"
             )
-        if rows.data_ptr() % ALIGNMENT or self.host_offset % ALIGNMENT:
+        if host.dtype != torch.uint8 or host.shape[1:] != rows.shape[1:] or host.stride(1) != 1:
             raise ValueError(
-                f"layer {self.layer} plane {self.name!r}: address {rows.data_ptr():#x} and host offset "
-                f"{self.host_offset} must be multiples of {ALIGNMENT}"
+                f"{where}: host must be uint8 [host rows, {self.row_bytes}] with the bytes of a row side by side, "
+                f"got {host.dtype} {tuple(host.shape)} with strides {host.stride()}"
+            )
+        if rows.data_ptr() % ALIGNMENT or host.data_ptr() % ALIGNMENT or self.host_pitch % ALIGNMENT:
+            raise ValueError(
+                f"{where}: addresses {rows.data_ptr():#x} and {host.data_ptr():#x} and the {self.host_pitch} bytes "
+                f"from one host row to the next must be multiples of {ALIGNMENT}"
+            )
+        if max(len(rows), len(host)) > MAX_ROWS:
+            raise ValueError(
+                f"{where}: {len(host)} host rows and {len(rows)} device rows; row ids are int32 and end at {MAX_ROWS}"
+            )
+        if rows.device.type == "cuda" and not host.is_pinned():
+            raise ValueError(
+                f"{where}: the kernels read host rows by address, so the host tensor must be pinned"
             )
 
     @property
     def row_bytes(self) -> int:
         return self.rows.shape[1]
 
-
-def plan_planes(buffers: Iterable[tuple[int, str, torch.Tensor]]) -> tuple[tuple[Plane, ...], int]:
-    """Lay the (layer, name, KV buffer [rows, ...]) of one group side by side in a host row.
-
-    Returns (planes in the given order, host_row_bytes). ValueError for a row that is not a multiple of 16 B.
-    """
-    planes: list[Plane] = []
-    offset = 0
-    for layer, name, buffer in buffers:
-        plane = Plane(layer, name, byte_rows(buffer), offset)
-        planes.append(plane)
-        offset += plane.row_bytes
-    return tuple(planes), offset
+    @property
+    def host_pitch(self) -> int:
+        """Bytes from one host row to the next; `row_bytes` where a page is one piece."""
+        return self.host.stride(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A row group: layers of one index group whose rows lie side by side on the host.
+    """Planes whose missed rows come by one launch: in a server those of one layer.
 
     index        the index group: first index of the hot tables
-    layers       in the model's order
-    host         uint8 [host_pages * 64, host_row_bytes], owned by the host pool; pinned for planes on CUDA
-    plane_table  int64 [planes, 4] on the CPU: device address, row_bytes, host_offset, layer
+    layers       of the planes
+    plane_table  int64 [planes, 4] on the CPU: address of device row 0, of host row 0, row_bytes, host_pitch
     """
 
     index: int
-    layers: tuple[int, ...]
     planes: tuple[Plane, ...]
-    host: torch.Tensor
+    layers: tuple[int, ...] = field(init=False)
     plane_table: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        host, where = self.host, f"row group of layers {self.layers}"
         if not self.planes:
-            raise ValueError(f"{where}: no planes")
-        if (
-            host.dtype != torch.uint8
-            or host.ndim != 2
-            or not host.is_contiguous()
-            or host.shape[1] % ALIGNMENT
-        ):
+            raise ValueError(f"a group of index group {self.index} without planes")
+        layers = tuple(dict.fromkeys(plane.layer for plane in self.planes))
+        if len({(plane.rows.device, len(plane.host)) for plane in self.planes}) > 1:
             raise ValueError(
-                f"{where}: host must be contiguous uint8 [rows, bytes] with bytes a multiple of {ALIGNMENT}, "
-                f"got {host.dtype} {tuple(host.shape)}"
+                f"group of layers {layers}: planes with host rows and devices "
+                f"{[(len(plane.host), str(plane.rows.device)) for plane in self.planes]}; they must have the same"
             )
-        if len(host) > MAX_ROWS or any(len(plane.rows) > MAX_ROWS for plane in self.planes):
-            raise ValueError(
-                f"{where}: {len(host)} host rows and {max(len(p.rows) for p in self.planes)} device rows; row ids "
-                f"are int32 and end at {MAX_ROWS}"
-            )
-        if host.data_ptr() % ALIGNMENT:
-            raise ValueError(f"{where}: host address {host.data_ptr():#x} must be a multiple of {ALIGNMENT}")
-        for plane in self.planes:
-            if plane.layer not in self.layers:
-                raise ValueError(
-                    f"{where}: plane {plane.name!r} is of layer {plane.layer}, not of {self.layers}"
-                )
-            if plane.host_offset + plane.row_bytes > host.shape[1]:
-                raise ValueError(
-                    f"{where}: layer {plane.layer} plane {plane.name!r} ends at byte "
-                    f"{plane.host_offset + plane.row_bytes} of a host row of {host.shape[1]} bytes"
-                )
-            if plane.rows.device != self.device:
-                raise ValueError(f"{where}: planes on {self.device} and {plane.rows.device}")
-        if self.device.type == "cuda" and not host.is_pinned():
-            raise ValueError(
-                f"{where}: the kernels read host rows by address, so the host tensor must be pinned"
-            )
-        of_layers = [self.layers.index(plane.layer) for plane in self.planes]
-        if of_layers != sorted(of_layers) or set(of_layers) != set(range(len(self.layers))):
-            raise ValueError(
-                f"{where}: planes of layers {[plane.layer for plane in self.planes]}; every layer of {self.layers} "
-                "must have some, in this order"
-            )
-        table = [[p.rows.data_ptr(), p.row_bytes, p.host_offset, p.layer] for p in self.planes]
+        table = [[p.rows.data_ptr(), p.host.data_ptr(), p.row_bytes, p.host_pitch] for p in self.planes]
+        object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "plane_table", torch.tensor(table, dtype=torch.int64))
 
     @property
@@ -164,62 +131,53 @@ class Group:
         return self.planes[0].rows.device
 
     @property
-    def host_row_bytes(self) -> int:
-        return self.host.shape[1]
+    def row_bytes(self) -> int:
+        """Of a token in all planes."""
+        return sum(plane.row_bytes for plane in self.planes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """All row groups of a model.
+    """All layers of a model.
 
-    groups          index group after index group; of each the leader's first
-    layer_to_group  layer id -> position in `groups`
-    index_groups    the same groups, one tuple for each index group
-    leaders         the first layer of each index group
-    plane_table     int64 [all planes, 4] on the KV device: the groups' plane tables, one after the other
-    group_table     int64 [groups, 4] on the KV device: address of host row 0, host_row_bytes, first plane, planes
+    index_groups  of each index group its groups, in the model's order; the first holds the leader
+    groups        the same groups, one after the other
+    leaders       the first layer of each index group
     """
 
-    groups: tuple[Group, ...]
-    layer_to_group: Mapping[int, int] = field(init=False)
-    index_groups: tuple[tuple[Group, ...], ...] = field(init=False, repr=False)
+    index_groups: tuple[tuple[Group, ...], ...]
+    groups: tuple[Group, ...] = field(init=False, repr=False)
     leaders: frozenset[int] = field(init=False)
-    plane_table: torch.Tensor = field(init=False, repr=False)
-    group_table: torch.Tensor = field(init=False, repr=False)
+    _of_layer: Mapping[int, Group] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        by_index = [tuple(same) for _, same in itertools.groupby(self.groups, key=lambda group: group.index)]
-        indices = [same[0].index for same in by_index]
-        if not indices or indices != list(range(len(indices))):
+        groups = tuple(group for same in self.index_groups for group in same)
+        indices = [[group.index for group in same] for same in self.index_groups]
+        if not groups or any(not same or set(same) != {at} for at, same in enumerate(indices)):
             raise ValueError(
-                "index groups must be numbered 0, 1, 2, ... in order, the row groups of each together, and there must "
-                f"be one; got {[group.index for group in self.groups]}"
+                "index groups must be numbered 0, 1, 2, ... in order, and there must be one, each with a group; "
+                f"got {indices}"
             )
-        places = [(layer, place) for place, group in enumerate(self.groups) for layer in group.layers]
+        places = [(layer, group) for group in groups for layer in group.layers]
         if len(dict(places)) != len(places):
-            raise ValueError(
-                f"a layer belongs to one row group; got {[group.layers for group in self.groups]}"
-            )
-        object.__setattr__(self, "layer_to_group", dict(places))
-        object.__setattr__(self, "index_groups", tuple(by_index))
-        object.__setattr__(self, "leaders", frozenset(same[0].layers[0] for same in by_index))
-        table, planes = [], 0
-        for group in self.groups:
-            table.append([group.host.data_ptr(), group.host_row_bytes, planes, len(group.planes)])
-            planes += len(group.planes)
-        on_device = torch.tensor(table, dtype=torch.int64, device=self.device)
-        object.__setattr__(self, "group_table", on_device)
-        together = torch.cat([group.plane_table for group in self.groups]).to(self.device)
-        object.__setattr__(self, "plane_table", together)
+            raise ValueError(f"a layer belongs to one group; got {[group.layers for group in groups]}")
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "_of_layer", dict(places))
+        object.__setattr__(self, "leaders", frozenset(same[0].layers[0] for same in self.index_groups))
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> RowLayout:
-        """The layout of `groups`. ValueError where they do not fit together."""
-        return cls(tuple(groups))
+        """The layout of `groups`, those of an index group together. ValueError where they do not fit together."""
+        by_index = itertools.groupby(groups, key=lambda group: group.index)
+        return cls(tuple(tuple(same) for _, same in by_index))
 
     def of_layer(self, layer: int) -> Group:
-        """The row group that holds `layer`. KeyError where none does."""
-        return self.groups[self.layer_to_group[layer]]
+        """The group that holds `layer`. KeyError where none does."""
+        return self._of_layer[layer]
+
+    @property
+    def planes(self) -> list[Plane]:
+        return [plane for group in self.groups for plane in group.planes]
 
     @property
     def device(self) -> torch.device:

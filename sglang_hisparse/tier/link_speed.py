@@ -19,20 +19,19 @@ import torch
 
 from sglang_hisparse.kernels.resolve import resolve
 from sglang_hisparse.tier.host_pool import HostPool
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is moved. The defaults are those of a GLM-5.2 index group in FP8: 4 layers of 656 B rows, top-k 2,048."""
+    """What is moved. The defaults are those of a layer of GLM-5.2 in FP8: rows of 656 B, top-k 2,048."""
 
     copy_bytes: int = 1 << 28
     host_bytes: int = 2 * GIB
     requests: int = 16
     top_k: int = 2048
-    layers: int = 4
     row_bytes: int = 656
     seconds: float = 0.3
 
@@ -58,7 +57,7 @@ def measure(device: torch.device, load: Load) -> Speed:
     except Exception as problem:  # no nvcc, no memory, a kernel that does not build: all are findings here
         error = f"{type(problem).__name__}: {problem}".strip()[-400:]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return Speed(name, to_device, to_host, gather, load.layers * load.row_bytes, error)
+    return Speed(name, to_device, to_host, gather, load.row_bytes, error)
 
 
 def copy_speed(device: torch.device, load: Load) -> tuple[float, float]:
@@ -75,16 +74,11 @@ def copy_speed(device: torch.device, load: Load) -> tuple[float, float]:
 def gather_speed(device: torch.device, load: Load) -> float:
     """Random rows of a large host pool, fetched by resolve: a decode step in which every selection misses."""
     requests, k = load.requests, -(-load.top_k // PAGE) * PAGE
-    width = load.layers * load.row_bytes
-    pages = max(2, load.host_bytes // (PAGE * width))
-    rows = [
-        torch.empty((requests * k + PAGE, load.row_bytes), dtype=torch.uint8, device=device)
-        for _ in range(load.layers)
-    ]
-    planes, _ = plan_planes([(layer, "kv", plane) for layer, plane in enumerate(rows)])
-    pool = HostPool(pages, [width], device)
+    pages = max(2, load.host_bytes // (PAGE * load.row_bytes))
+    rows = torch.empty((requests * k + PAGE, load.row_bytes), dtype=torch.uint8, device=device)
+    pool = HostPool(pages, [load.row_bytes], device)
     try:
-        group = Group(0, tuple(range(load.layers)), planes, pool.buffers[0])
+        group = Group(0, (Plane(0, "kv", rows, pool.buffers[0]),))
         tables = HotTables.create(pages, requests, 1, requests, k, device)
         tables.page_map[1:] = -2 - torch.arange(pages, dtype=torch.int32, device=device)
         tables.hot_index.copy_(torch.arange(requests))
@@ -103,7 +97,7 @@ def gather_speed(device: torch.device, load: Load) -> float:
         _wait(device)
         taken, count = _repeat(device, load.seconds, step)
         missed = int(stats[2]) / (count + 2)  # a step, the two untimed ones included
-        return missed * count * width / taken / 1e9
+        return missed * count * load.row_bytes / taken / 1e9
     finally:
         _wait(device)
         pool.close()

@@ -1,15 +1,15 @@
 """Rows that resolve lists and leaves to other launches: when, in which order, and on which stream.
 
-The layers behind a leader get theirs on a side stream, a row group at a time, each under the compute of the layer
-before it:
+The layers behind a leader get theirs on a side stream, one after the other, each under the compute of the layers before
+it:
 
-    main   resolve (leader's rows, list) | leader's layer | wait | layer 1 | wait | layer 2 | layer 3
-    side                                 | rows of layer 1 | rows of layers 2 and 3 |
+    main   resolve (leader's rows, list) | leader's layer | wait | layer 1 | wait | layer 2 | wait | layer 3
+    side                                 | rows of layer 1 | rows of layer 2 | rows of layer 3 |
 
 Where many requests decode, the leader's rows come from the list as well, request after request:
 
     main   resolve (list) | leader's rows | leader's layer | wait | layer 1 ...
-    side                                  | rows of layer 1 | rows of layers 2 and 3 ...
+    side                                  | rows of layer 1 | rows of layer 2 ...
 
 Both streams are part of a captured decode graph. The list is shared by all index groups: the next leader resolves
 after this group's last layer has waited. On the CPU everything runs in program order.
@@ -56,7 +56,7 @@ class ListedFetch:
     def start(self, groups: Sequence[Group], batch: int) -> None:
         """Right behind the leader's resolve on the current stream: fetch what it listed. Graph-safe on CUDA.
 
-        groups  the row groups of one index group, leader's first
+        groups  those of one index group, the leader's first
         batch   requests of the step, at most `self.batch`
         """
         if not self._copy_rows:

@@ -5,10 +5,9 @@ Order on a CUDA device, for the journal taken before forward t+1:
     forward stream   forward t | ............ wait (fence) | map, tables | forward t+1
     side stream                  wait for t | copies ------+
 
-How pages are copied is kernels/pages.py's `SPILL` and `RESTORE`; whatever they are, copies are over where the side
-stream is. Copies start after forward t, which wrote the pages. Forward t+1 waits for them only where the journal says
-so: a spilled page's device page may be written again, a restored page is read. Cleaning ahead overlaps t+1. Tables
-change by launches that carry the new values themselves (kernels/set_tables.py).
+The copy engines do the copies (kernels/pages.py). They start after forward t, which wrote the pages. Forward t+1 waits
+for them only where the journal says so: a spilled page's device page may be written again, a restored page is read.
+Cleaning ahead overlaps t+1. Tables change by launches that carry the new values themselves (kernels/set_tables.py).
 On the CPU everything runs in program order.
 """
 
@@ -32,7 +31,7 @@ class Mover:
     def __init__(self, layout: RowLayout, tables: HotTables, audit: Audit | None) -> None:
         self.layout, self.tables, self.audit = layout, tables, audit
         self.device = layout.device
-        self.page_bytes = sum(plane.row_bytes for group in layout.groups for plane in group.planes) * PAGE
+        self.page_bytes = sum(group.row_bytes for group in layout.groups) * PAGE
         self.bytes_to_host = self.bytes_to_device = 0
         self.stall = StallClock()
         self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -40,7 +39,7 @@ class Mover:
         self._copies: PageCopies | None = None
 
     def prepare(self) -> None:
-        """Build what copies need and take their memory, now rather than in front of the first forward that copies."""
+        """Build what copies need, now rather than in front of the first forward that copies."""
         if self._copies is None:
             self._copies = PageCopies(self.layout)
 
@@ -76,14 +75,11 @@ class Mover:
         if batch.to_host:
             if self.audit is not None:
                 self.audit.written(batch.to_host)
-            self._copies.copy(self._on_host(batch.to_host), to_host=True)
+            self._copies.copy(torch.tensor(batch.to_host), to_host=True)
             self.bytes_to_host += len(batch.to_host) * self.page_bytes
         if batch.to_device:
-            self._copies.copy(self._on_host(batch.to_device), to_host=False)
+            self._copies.copy(torch.tensor(batch.to_device), to_host=False)
             self.bytes_to_device += len(batch.to_device) * self.page_bytes
-
-    def _on_host(self, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        return torch.tensor(pairs, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def synchronize(self) -> None:
         """Wait until every copy issued so far is done (audit, shutdown)."""

@@ -48,28 +48,26 @@ def test_every_plane_of_every_layer_is_covered(groups: Groups) -> None:
     tier, rng = server.tier, random.Random(5)
     assert tier.audit is not None
     tier.audit.verify(on_host(server))
-    for group in tier.layout.groups:
-        for plane in group.planes:
-            page, host_page = rng.choice(on_host(server))
-            offset, byte = rng.randrange(PAGE), rng.randrange(plane.row_bytes)
-            row = group.host[host_page * PAGE + offset]
-            row[plane.host_offset + byte] ^= 1 << rng.randrange(8)
-            with pytest.raises(AuditError) as caught:
-                tier.audit.verify(on_host(server))
-            assert str(caught.value) == (
-                "HiSparse audit: host bytes differ from what was written: layer "
-                f"{plane.layer} ({plane.name}), page {page}, slot {page * PAGE + offset}, host page {host_page}; "
-                "1 row(s) of this check differ. The host copy cannot be trusted, so the server stops"
-            )
-            expected = server.written[page, plane.layer, server.planes(plane.layer).index(plane)]
-            row[plane.host_offset : plane.host_offset + plane.row_bytes] = expected[offset]
+    for plane in tier.layout.planes:
+        page, host_page = rng.choice(on_host(server))
+        offset, byte = rng.randrange(PAGE), rng.randrange(plane.row_bytes)
+        row = plane.host[host_page * PAGE + offset]
+        row[byte] ^= 1 << rng.randrange(8)
+        with pytest.raises(AuditError) as caught:
             tier.audit.verify(on_host(server))
+        assert str(caught.value) == (
+            "HiSparse audit: host bytes differ from what was written: layer "
+            f"{plane.layer} ({plane.name}), page {page}, slot {page * PAGE + offset}, host page {host_page}; "
+            "1 row(s) of this check differ. The host copy cannot be trusted, so the server stops"
+        )
+        row[:] = server.written[page, plane.layer, server.planes(plane.layer).index(plane)][offset]
+        tier.audit.verify(on_host(server))
 
 
 def test_the_number_of_rows_that_differ_is_named() -> None:
     server = server_with_host_pages(MHA, audit="full")
     (page, host_page), *_ = on_host(server)
-    server.tier.layout.groups[0].host[host_page * PAGE + 7 : host_page * PAGE + 10] += 1
+    server.tier.layout.planes[0].host[host_page * PAGE + 7 : host_page * PAGE + 10] += 1
     with pytest.raises(AuditError, match=rf"page {page}, slot {page * PAGE + 7}, .* 3 row\(s\)"):
         server.tier.begin_forward(None)
 
@@ -77,7 +75,7 @@ def test_the_number_of_rows_that_differ_is_named() -> None:
 def test_full_stops_at_the_next_forward() -> None:
     server = server_with_host_pages(MLA, audit="full")
     server.tier.begin_forward(None)
-    server.tier.layout.groups[-1].host[on_host(server)[-1][1] * PAGE + 63, -1] ^= 0x80
+    server.tier.layout.planes[-1].host[on_host(server)[-1][1] * PAGE + 63, -1] ^= 0x80
     with pytest.raises(AuditError):
         server.tier.begin_forward(None)
 
@@ -85,7 +83,7 @@ def test_full_stops_at_the_next_forward() -> None:
 def test_off_does_not_look() -> None:
     server = server_with_host_pages(MHA, audit="off")
     assert server.tier.audit is None
-    server.tier.layout.groups[0].host.add_(1)
+    server.tier.layout.planes[0].host.add_(1)
     server.tier.begin_forward(None)
     assert server.tier.counters()["audited_pages"] == 0
 
@@ -97,7 +95,7 @@ def test_sampled_reaches_every_page() -> None:
     turns = -(-count // SAMPLED_PAGES) + 1
     assert count > SAMPLED_PAGES
     for page, host_page in on_host(server):
-        row = server.tier.layout.groups[1].host[host_page * PAGE + 1]
+        row = server.tier.layout.planes[1].host[host_page * PAGE + 1]
         row[0] ^= 1
         with pytest.raises(AuditError, match=f"page {page}, "):
             for _ in range(turns):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_hisparse.kernels import copy_plan, engines, pages, reference
-from sglang_hisparse.kernels.copy_plan import Addresses, Ring, in_order, part_edges, runs
-from sglang_hisparse.tier.layout import PAGE, Group, RowLayout, plan_planes
+from sglang_hisparse.kernels import pages, reference
+from sglang_hisparse.kernels.copy_plan import Addresses, in_order, runs
+from sglang_hisparse.kernels.pages import PageCopies
+from sglang_hisparse.tier.layout import PAGE, Group, Plane, RowLayout
 
 DEVICE_PAGES, HOST_PAGES = 12, 15
 
@@ -36,8 +37,11 @@ def build(shape: str) -> RowLayout:
     groups = []
     for index, sizes in enumerate(SHAPES[shape]):
         rows = [noise(DEVICE_PAGES * PAGE, size, seed=10 * index + i) for i, size in enumerate(sizes)]
-        planes, width = plan_planes((index, f"plane{i}", r) for i, r in enumerate(rows))
-        groups.append(Group(index, (index,), planes, noise(HOST_PAGES * PAGE, width, seed=100 + index)))
+        planes = [
+            Plane(index, f"plane{i}", r, noise(HOST_PAGES * PAGE, r.shape[1], seed=100 + 10 * index + i))
+            for i, r in enumerate(rows)
+        ]
+        groups.append(Group(index, tuple(planes)))
     return RowLayout.of(groups)
 
 
@@ -57,162 +61,83 @@ def page_pairs(draw: st.DrawFn) -> Pairs:
     ]
 
 
-def move(target: int, source: int, size: int) -> None:
-    ctypes.memmove(target, source, size)
-
-
-def copy_staged(layout: RowLayout, pairs: torch.Tensor, to_host: bool, ring: Ring) -> None:
-    """What engines.Staged does, piece after piece; its part of the staging is spoilt before it is used again."""
-    ordered = in_order(pairs)
-    if not len(ordered):
-        return
-    staging = RowLayout.of(
-        Group(g.index, g.layers, g.planes, noise(ring.slots * PAGE, g.host_row_bytes, seed=7))
-        for g in layout.groups
-    )
-    first_slots = torch.tensor([group.host.data_ptr() for group in staging.groups])
-    plan = Addresses(layout).staged(ordered, first_slots, ring)
-    edges = part_edges(len(layout.groups), ring.parts)
-    done = 0
-    for number, piece in enumerate(plan.pieces()):
-        assert (piece.turn, piece.part) == (
-            number // (len(edges) - 1) % ring.turns,
-            number % (len(edges) - 1),
-        )
-        pairs_here = plan.pairs[piece.first : piece.last]
-        assert 0 < len(pairs_here) <= ring.pages
-        assert (pairs_here[:, 1] // ring.pages == piece.turn).all()
-        groups = staging.groups[edges[piece.part] : edges[piece.part + 1]]
-        part = RowLayout.of(Group(i, g.layers, g.planes, g.host) for i, g in enumerate(groups))
-        for group in groups:
-            group.host[piece.turn * ring.pages * PAGE :][: ring.pages * PAGE] = 0xA5
-        if to_host:
-            reference.copy_pages(part, pairs_here, True)
-        for host, stage, size in plan.copies[:, piece.begin : piece.end].T.tolist():
-            move(*((host, stage) if to_host else (stage, host)), size)
-            done += size
-        if not to_host:
-            reference.copy_pages(part, pairs_here, False)
-    assert done == len(ordered) * PAGE * sum(group.host_row_bytes for group in layout.groups)
-
-
-def copy_strided(layout: RowLayout, pairs: torch.Tensor, to_host: bool) -> None:
-    """What engines.Strided does."""
-    ordered = in_order(pairs)
-    if not len(ordered):
-        return
-    for target, source, target_pitch, source_pitch, width, height in (
-        Addresses(layout).rects(ordered, to_host).tolist()
-    ):
-        assert width > 0 and height > 0 and min(target_pitch, source_pitch) >= width
-        for row in range(height):
-            move(target + row * target_pitch, source + row * source_pitch, width)
-
-
 def assert_equal(ours: RowLayout, theirs: RowLayout) -> None:
-    for a, b in zip(ours.groups, theirs.groups, strict=True):
-        assert torch.equal(a.host, b.host), a.index
-        for p, r in zip(a.planes, b.planes, strict=True):
-            assert torch.equal(p.rows, r.rows), (p.layer, p.name)
-
-
-RINGS = (
-    Ring(1, 1, 2),
-    Ring(2, 1, 2),
-    Ring(5, 1, 2),
-    Ring(20, 1, 2),
-    Ring(2, 1, 3),
-    Ring(1, 2, 2),
-    Ring(1, 9, 3),
-)
+    for p, r in zip(ours.planes, theirs.planes, strict=True):
+        assert torch.equal(p.rows, r.rows) and torch.equal(p.host, r.host), (p.layer, p.name)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=12, deadline=None)
-@given(pairs=page_pairs(), to_host=st.booleans(), ring=st.sampled_from([None, *RINGS]))
-def test_planned_copies_equal_the_reference(
-    shape: str, pairs: Pairs, to_host: bool, ring: Ring | None
-) -> None:
-    """Without a ring: without a staging."""
+@settings(max_examples=24, deadline=None)
+@given(pairs=page_pairs(), to_host=st.booleans())
+def test_planned_copies_equal_the_reference(shape: str, pairs: Pairs, to_host: bool) -> None:
     ours, theirs = build(shape), build(shape)
     given_pairs = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
-    if ring:
-        copy_staged(ours, given_pairs, to_host, ring)
-    else:
-        copy_strided(ours, given_pairs, to_host)
+    copies = Addresses(ours).copies(in_order(given_pairs)).T.tolist()
+    for host, device, size in copies:
+        ctypes.memmove(*((host, device) if to_host else (device, host)), size)
+    wanted = [pair for pair in pairs if min(pair) >= 0]
+    assert sum(size for *_, size in copies) == len(wanted) * PAGE * sum(g.row_bytes for g in ours.groups)
     reference.copy_pages(theirs, given_pairs, to_host)
     assert_equal(ours, theirs)
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 8))
-def test_runs_are_whole_short_and_as_few_as_possible(values: list[int], most: int) -> None:
-    first, length = runs(torch.tensor(values).unsqueeze(1), most)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40))
+def test_runs_are_whole_and_as_few_as_possible(values: Pairs) -> None:
+    first, length = runs(torch.tensor(values, dtype=torch.int64).view(-1, 2))
     found = list(zip(first.tolist(), length.tolist(), strict=True))
     assert [row for begin, count in found for row in range(begin, begin + count)] == list(range(len(values)))
     for begin, count in found:
-        assert values[begin : begin + count] == list(range(values[begin], values[begin] + count))
-        assert begin // most == (begin + count - 1) // most
-        assert begin == 0 or begin % most == 0 or values[begin] != values[begin - 1] + 1
+        for side in (0, 1):
+            there = [pair[side] for pair in values[begin : begin + count]]
+            assert there == list(range(there[0], there[0] + count))
+        before = values[begin - 1] if begin else None
+        assert before is None or values[begin] != (before[0] + 1, before[1] + 1)
 
 
 def test_neighbours_become_one_copy() -> None:
     layout = build("fp8")
-    addresses = Addresses(layout)
     shuffled = in_order(torch.tensor([[3, 7], [1, 5], [2, 6], [9, 14], [-1, 0]], dtype=torch.int32))
     assert shuffled.tolist() == [[1, 5], [2, 6], [3, 7], [9, 14]]
-    plan = addresses.staged(shuffled, torch.zeros(2, dtype=torch.int64), Ring(10, 1, 2))
-    group, alone = (PAGE * g.host_row_bytes for g in layout.groups)
-    assert plan.copies[2].tolist() == [3 * group, 3 * alone, group, alone]
-    rects = addresses.rects(shuffled, to_host=True)
-    assert rects.shape == (2 * 5, len(copy_plan.RECT))
-    # The group of one plane has no gaps: three pages of it are one row.
-    assert rects[:, 4:].tolist() == [[656, 3 * 64]] * 4 + [[656 * 3 * 64, 1]] + [[656, 64]] * 4 + [
-        [656 * 64, 1]
-    ]
+    copies = Addresses(layout).copies(shuffled)
+    assert copies[2].tolist() == [3 * PAGE * 656] * 5 + [PAGE * 656] * 5
+    assert copies[0, 5:].tolist() == [p.host.data_ptr() + 14 * PAGE * 656 for p in layout.planes]
+    assert copies[1, 5:].tolist() == [p.rows.data_ptr() + 9 * PAGE * 656 for p in layout.planes]
 
 
-MIB = 1 << 20
+def test_a_page_that_is_several_pieces_is_refused() -> None:
+    host = noise(HOST_PAGES * PAGE, 32, seed=1)
+    plane = Plane(3, "k", noise(DEVICE_PAGES * PAGE, 16, seed=2), host[:, :16])
+    with pytest.raises(ValueError, match=r"layer 3 plane 'k': host rows of 16 B are 32 B apart"):
+        Addresses(RowLayout.of([Group(0, (plane,))]))
 
 
-@pytest.mark.parametrize("piece", [1, MIB, 4 * MIB, 24 * MIB, 100 * MIB])
-@pytest.mark.parametrize("page_bytes", [1, 64 * 656 * 78, 64 * 1152 * 78, 40 << 20, 400 << 20])
-def test_the_staging_keeps_its_size_and_tells_it(page_bytes: int, piece: int) -> None:
-    staging = engines.Staging(48 * MIB, piece)
-    ring = staging.ring(page_bytes)
-    assert ring.turns >= 2 and (ring.pages == 1 or ring.parts == 1)
-    assert ring.slots * page_bytes <= max(48 * MIB, 2 * page_bytes)
-    assert ring.pages * page_bytes <= max(piece, page_bytes)
-    assert page_bytes / ring.parts <= 2 * max(piece, page_bytes if ring.pages > 1 else 1)
-    way, kernel = pages.Way("staged", staging=staging), pages.Way("kernel")
-    assert pages.staging_bytes(page_bytes, way, way) == ring.slots * page_bytes
-    assert pages.staging_bytes(page_bytes, way, kernel) == pages.staging_bytes(page_bytes, kernel, way) > 0
-    assert pages.staging_bytes(page_bytes, kernel, pages.Way("strided")) == 0
-    assert pages.staging_bytes(0, way, way) == 0
+class Driver:
+    """Stands for CUDA where `PageCopies` issues copies: notes the calls, and does them at once."""
+
+    def __init__(self, takes: bool) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.takes = takes
+
+    def __call__(self, copies: torch.Tensor, begin: int, end: int, to_host: bool, stream: int) -> bool:
+        assert stream == 5
+        self.calls.append((begin, end))
+        for host, device, size in copies[:, begin:end].T.tolist():
+            ctypes.memmove(*((host, device) if to_host else (device, host)), size)
+        return self.takes
 
 
-def test_two_stagings_take_twice_the_memory() -> None:
-    spill = pages.Way("staged", staging=engines.Staging(4 * MIB, MIB))
-    restore = pages.Way("staged", staging=engines.Staging(8 * MIB, 2 * MIB))
-    assert pages.staging_bytes(MIB, spill, restore) == 12 * MIB
-    assert pages.staging_bytes(MIB, spill, spill) == 4 * MIB
-
-
-def test_parts_are_whole_groups_and_none_is_empty() -> None:
-    for groups in range(1, 30):
-        for parts in (1, 2, 3, 7, 40):
-            edges = part_edges(groups, parts)
-            assert edges[0] == 0 and edges[-1] == groups and len(edges) == min(parts, groups) + 1
-            assert all(a < b for a, b in itertools.pairwise(edges))
-
-
-@pytest.mark.parametrize("spill", pages.PATHS)
-@pytest.mark.parametrize("restore", pages.PATHS)
-def test_on_the_cpu_every_path_is_the_reference(spill: pages.Path, restore: pages.Path) -> None:
+@pytest.mark.parametrize("takes", [True, False])
+def test_many_copies_go_to_the_driver_in_parts(takes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_COPIES", 4)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: SimpleNamespace(cuda_stream=5))
     ours, theirs = build("kv"), build("kv")
-    pairs = torch.tensor([[3, 9], [-1, 2], [4, 10], [5, -1], [11, 0]])
-    copies = pages.PageCopies(ours, pages.Way(spill), pages.Way(restore))
+    copies, driver = PageCopies(ours), Driver(takes)
+    copies._batch_copy = driver
+    pairs = torch.tensor([[3, 9], [-1, 2], [4, 10], [5, 3], [11, 0]])
     for to_host, there in ((True, pairs), (False, pairs.flip(0))):
-        assert copies.copy(there, to_host)
+        assert copies.copy(there, to_host) is takes
         reference.copy_pages(theirs, there, to_host)
+    assert driver.calls == [(0, 4), (4, 8), (8, 12)] * 2  # three runs of four planes
+    assert copies.copy(pairs[1:2], True) and copies.copy(pairs[:0], False) and len(driver.calls) == 6
     assert_equal(ours, theirs)

@@ -16,9 +16,9 @@ NVCC = shutil.which("nvcc")
 SGLANG = importlib.util.find_spec("sglang")
 TVM_FFI = importlib.util.find_spec("tvm_ffi")
 
-INSTANCES = {"resolve": 5, "copy_pages": 2, "batch_copy": 0, "map_rows": 5}
-"""Kernels of a file: resolve for 1, 2, 4 and 8 entries a thread, and the fetch of listed rows; copies in both
-directions; the copy engines need no kernel; rows of two widths, and pages, entries and leases that are set."""
+INSTANCES = {"resolve": 5, "batch_copy": 0, "map_rows": 5}
+"""Kernels of a file: resolve for 1, 2, 4 and 8 entries a thread, and the fetch of listed rows; the
+copy engines need no kernel; rows of two widths, and pages, entries and leases that are set."""
 
 pytestmark = [
     pytest.mark.skipif(NVCC is None, reason="no nvcc in PATH"),

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from sglang_hisparse.kernels import pages, resolve
+from sglang_hisparse.kernels import resolve
+from sglang_hisparse.kernels.pages import PageCopies
 from sglang_hisparse.tier.layout import PAGE
 from tests.cpu.test_resolve_reference import INT32_MAX, INT32_MIN, MHA, World
 
@@ -45,10 +46,11 @@ def test_copy_pages_round_trip_moves_every_plane_and_nothing_else():
     world = World.make(random.Random(3), group_layers=[(0, 1), (2,)], planes=MHA)
     saved = [[plane.rows.clone() for plane in group.planes] for group in world.layout.groups]
     pairs = torch.tensor([[3, 7], [1, 0], [-1, 4], [5, -1]], dtype=torch.int32)
-    pages.copy_pages(world.layout, pairs, to_host=True)
-    for group in world.layout.groups:
-        assert not group.host[4 * PAGE : 5 * PAGE].any() and group.host[7 * PAGE : 8 * PAGE].any()
-    pages.copy_pages(world.layout, torch.tensor([[8, 7], [9, 0]]), to_host=False)
+    copies = PageCopies(world.layout)
+    assert copies.copy(pairs, to_host=True)
+    for plane in world.layout.planes:
+        assert not plane.host[4 * PAGE : 5 * PAGE].any() and plane.host[7 * PAGE : 8 * PAGE].any()
+    assert copies.copy(torch.tensor([[8, 7], [9, 0]]), to_host=False)
     for group, before in zip(world.layout.groups, saved, strict=True):
         for plane, rows in zip(group.planes, before, strict=True):
             rows[8 * PAGE : 9 * PAGE] = rows[3 * PAGE : 4 * PAGE]

@@ -1,11 +1,11 @@
-"""Byte views, host offsets and the checks of the row layout."""
+"""Byte views, planes in both tiers, and the checks of the row layout."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sglang_hisparse.tier.layout import Group, HotTables, RowLayout, byte_rows, plan_planes
+from sglang_hisparse.tier.layout import Group, HotTables, Plane, RowLayout, byte_rows
 
 
 @pytest.mark.parametrize(
@@ -30,61 +30,83 @@ def test_byte_rows_refuses_what_has_no_such_view():
         byte_rows(torch.zeros(8, 4)[:, :2])
 
 
-def test_planes_stand_side_by_side():
-    buffers = [
-        (3, "k", torch.zeros(64, 2, 8)),
-        (3, "v", torch.zeros(64, 4)),
-        (4, "k", torch.zeros(64, 656).byte()),
-    ]
-    planes, host_row_bytes = plan_planes(buffers)
-    assert [(p.layer, p.name, p.host_offset, p.row_bytes) for p in planes] == [
-        (3, "k", 0, 64),
-        (3, "v", 64, 16),
-        (4, "k", 80, 656),
-    ]
-    assert host_row_bytes == 736
-
-
-def test_a_row_that_is_not_whole_chunks_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"layer 7 plane 'scale'.*4 bytes"):
-        plan_planes([(7, "scale", torch.zeros(64))])
+def plane(
+    layer: int, rows: torch.Tensor | None = None, host: torch.Tensor | None = None, name: str = "kv"
+) -> Plane:
+    rows = byte_rows(torch.zeros(128, 16) if rows is None else rows)
+    return Plane(
+        layer, name, rows, torch.zeros(64, rows.shape[1], dtype=torch.uint8) if host is None else host
+    )
 
 
 def group(index: int, *layers: int) -> Group:
-    planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in layers)
-    return Group(index, layers, planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
+    return Group(index, tuple(plane(layer) for layer in layers))
 
 
-def test_layout_maps_layers_to_groups():
-    layout = RowLayout.of([group(0, 2, 3), group(1, 5)])
-    assert dict(layout.layer_to_group) == {2: 0, 3: 0, 5: 1}
-    assert layout.plane_table.shape == (3, 4) and layout.groups[0].plane_table.shape == (2, 4)
-    assert layout.plane_table[1].tolist() == [layout.groups[0].planes[1].rows.data_ptr(), 64, 64, 3]
-    assert layout.group_table.tolist() == [
-        [layout.groups[0].host.data_ptr(), 128, 0, 2],
-        [layout.groups[1].host.data_ptr(), 64, 2, 1],
+def host_rows(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "host", "message"),
+    [
+        (torch.zeros(64), host_rows(64, 4), r"a row has 4 bytes.*positive multiple of 16"),
+        (torch.zeros(64, 0), host_rows(64, 0), r"a row has 0 bytes"),
+        (torch.zeros(64, 4), host_rows(64, 32), r"host must be uint8 \[host rows, 16\].*got torch.uint8 \(64, 32\)"),
+        (torch.zeros(64, 4), host_rows(64 * 16), r"got torch.uint8 \(1024,\)"),
+        (torch.zeros(64, 4), torch.zeros(64, 16), r"got torch.float32 \(64, 16\)"),
+        (torch.zeros(64, 4), host_rows(16, 64).t(), r"side by side, got .* strides \(1, 64\)"),
+        (torch.zeros(64, 4), host_rows(64, 24)[:, :16], r"24 bytes from one host row .* multiples of 16"),
+        (torch.zeros(64, 4), host_rows(65 * 16)[8:-8].view(64, 16), r"must be multiples of 16"),
+    ],
+    ids=["bytes", "empty", "width", "dimensions", "dtype", "columns", "pitch", "address"],
+)  # fmt: skip
+def test_a_plane_refuses_rows_that_kernels_cannot_copy(
+    rows: torch.Tensor, host: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"layer 7 plane 'scale': .*{message}"):
+        plane(7, rows, host, "scale")
+
+
+def test_device_rows_must_be_bytes_without_gaps() -> None:
+    for rows in (torch.zeros(64, 16), host_rows(64, 32)[:, :16], host_rows(1024)):
+        with pytest.raises(ValueError, match=r"rows must be contiguous uint8 \[rows, row_bytes\]"):
+            Plane(0, "kv", rows, host_rows(64, 16))
+
+
+def test_row_ids_that_do_not_fit_are_refused() -> None:
+    rows = host_rows(64, 16)
+    with pytest.raises(ValueError, match=r"2147483648 host rows and 64 device rows; .* end at 21474"):
+        Plane(0, "kv", rows, torch.empty(2**31, 16, dtype=torch.uint8, device="meta"))
+
+
+def test_a_group_tells_where_its_planes_are() -> None:
+    wide = host_rows(64, 80)
+    k, v = (
+        plane(3, torch.zeros(128, 2, 8), wide[:, :64], "k"),
+        plane(3, torch.zeros(128, 4), wide[:, 64:], "v"),
+    )
+    both = Group(1, (k, v))
+    assert both.plane_table.tolist() == [
+        [k.rows.data_ptr(), wide.data_ptr(), 64, 80],
+        [v.rows.data_ptr(), wide.data_ptr() + 64, 16, 80],
     ]
+    assert (both.layers, both.row_bytes, both.device.type) == ((3,), 80, "cpu")
+    assert plane(4).host_pitch == 64
 
 
-def test_planes_come_in_the_order_of_the_layers():
-    for order in ((3, 2), (2, 3, 2), (2, 2)):
-        planes, host_row_bytes = plan_planes((layer, "latent", torch.zeros(64, 16)) for layer in order)
-        with pytest.raises(ValueError, match=r"every layer of \(2, 3\) must have some, in this order"):
-            Group(0, (2, 3), planes, torch.zeros(64, host_row_bytes, dtype=torch.uint8))
+def test_planes_of_a_group_share_host_rows_and_device() -> None:
+    with pytest.raises(ValueError, match="index group 2 without planes"):
+        Group(2, ())
+    with pytest.raises(ValueError, match=r"layers \(2, 3\).*\[\(64, 'cpu'\), \(128, 'cpu'\)\]"):
+        Group(0, (plane(2), plane(3, host=host_rows(128, 64))))
 
 
-def test_row_ids_that_do_not_fit_are_refused():
-    planes, width = plan_planes([(0, "latent", torch.zeros(64, 16))])
-    many = torch.zeros(1, width, dtype=torch.uint8).expand(2**31, width)
-    with pytest.raises(ValueError, match="must be contiguous"):
-        Group(0, (0,), planes, many)
-    with pytest.raises(ValueError, match=r"2147483648 host rows .* end at 21474"):
-        Group(0, (0,), planes, torch.empty(2**31, width, dtype=torch.uint8, device="meta"))
-
-
-def test_an_index_group_is_stored_in_row_groups():
+def test_layout_maps_layers_to_groups() -> None:
     layout = RowLayout.of([group(0, 2), group(0, 3), group(0, 4, 5), group(1, 8)])
     assert [[g.layers for g in same] for same in layout.index_groups] == [[(2,), (3,), (4, 5)], [(8,)]]
+    assert [g.layers for g in layout.groups] == [(2,), (3,), (4, 5), (8,)]
+    assert [p.layer for p in layout.planes] == [2, 3, 4, 5, 8]
     assert layout.leaders == {2, 8}
     assert layout.of_layer(5) is layout.groups[2] and layout.of_layer(8).index == 1
     with pytest.raises(KeyError):
@@ -94,23 +116,23 @@ def test_an_index_group_is_stored_in_row_groups():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([], r"there must be one; got \[\]"),
-        ([group(1, 0)], r"numbered 0, 1, 2, .* got \[1\]"),
-        ([group(0, 1), group(1, 2), group(0, 3)], r"the row groups of each together.* got \[0, 1, 0\]"),
-        ([group(0, 1), group(1, 1)], r"belongs to one row group; got \[\(1,\), \(1,\)\]"),
-        ([group(0, 1), group(0, 1, 2)], r"belongs to one row group"),
+        ([], r"there must be one, .* got \[\]"),
+        ([group(1, 0)], r"numbered 0, 1, 2, .* got \[\[1\]\]"),
+        ([group(0, 1), group(1, 2), group(0, 3)], r"in order.* got \[\[0\], \[1\], \[0\]\]"),
+        ([group(0, 1), group(1, 1)], r"belongs to one group; got \[\(1,\), \(1,\)\]"),
+        ([group(0, 1), group(0, 1, 2)], r"belongs to one group"),
     ],
     ids=["none", "number", "apart", "twice", "twice in a group"],
 )
-def test_layout_refuses_groups_that_do_not_fit_together(groups, message):
+def test_layout_refuses_groups_that_do_not_fit_together(groups: list[Group], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RowLayout.of(groups)
 
 
-def test_group_refuses_a_host_row_that_is_too_short():
-    planes, host_row_bytes = plan_planes([(0, "k", torch.zeros(64, 16)), (0, "v", torch.zeros(64, 16))])
-    with pytest.raises(ValueError, match=r"plane 'v' ends at byte 128 of a host row of 112"):
-        Group(0, (0,), planes, torch.zeros(64, host_row_bytes - 16, dtype=torch.uint8))
+def test_index_groups_are_not_mixed() -> None:
+    for mixed in (((group(0, 1), group(1, 2)),), ((group(0, 1),), ())):
+        with pytest.raises(ValueError, match="each with a group"):
+            RowLayout(mixed)
 
 
 def test_hot_tables_start_empty():

@@ -30,7 +30,7 @@ def test_every_selection_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_speed, "resolve", counted)
     found = measure(torch.device("cpu"), SMALL)
     assert found.to_device > 0 and found.to_host > 0 and not found.error
-    assert found.gather is not None and found.gather > 0 and found.gather_row_bytes == 2624
+    assert found.gather is not None and found.gather > 0 and found.gather_row_bytes == 656
     assert len(missed) > 4
     for resident, hot, misses, overflow in missed:
         assert resident == overflow == 0 and misses > 0.9 * (hot + misses)

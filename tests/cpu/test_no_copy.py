@@ -29,6 +29,6 @@ def test_what_the_kernel_is_asked_for(monkeypatch: pytest.MonkeyPatch, copy_rows
     tier.copy_rows = copy_rows
     monkeypatch.setattr(resolve, "resolve", watched)
     tier.resolve(0, torch.full((1, 8), -1, dtype=torch.int32), torch.tensor([0]))
-    assert asked["planes"] == (None if copy_rows else 0)
+    assert asked["read_rows"] is copy_rows
     assert tier.counters()["selected_missed"] == 5
     assert (tier.counters()["bytes_to_device"] > 0) is copy_rows

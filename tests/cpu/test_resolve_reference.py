@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_hisparse.kernels import reference, resolve
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, RowLayout, byte_rows
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -53,13 +53,15 @@ class World:
         groups = []
         for index, layers in enumerate(group_layers):
             buffers = [
-                (layer, name, torch.zeros(device_pages * PAGE, *shape, dtype=dtype))
+                (layer, name, byte_rows(torch.zeros(device_pages * PAGE, *shape, dtype=dtype)))
                 for layer in layers
                 for name, shape, dtype in planes
             ]
-            planned, host_row_bytes = plan_planes(buffers)
-            host = torch.zeros(pages * PAGE, host_row_bytes, dtype=torch.uint8)
-            groups.append(Group(index, layers, planned, host))
+            planned = [
+                Plane(layer, name, rows, torch.zeros(pages * PAGE, rows.shape[1], dtype=torch.uint8))
+                for layer, name, rows in buffers
+            ]
+            groups.append(Group(index, tuple(planned)))
         tables = HotTables.create(pages, requests, len(groups), leased, hot_rows, "cpu")
         hot = torch.randperm(leased * hot_rows, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
         tables.hot_rows.copy_((hot + (pages + 1) * PAGE).view(leased, hot_rows))
@@ -84,11 +86,7 @@ class World:
                 if device_page is not None:
                     plane.rows[device_page * PAGE : (device_page + 1) * PAGE] = data
                 if host_page is not None:
-                    rows, end = (
-                        slice(host_page * PAGE, (host_page + 1) * PAGE),
-                        plane.host_offset + plane.row_bytes,
-                    )
-                    group.host[rows, plane.host_offset : end] = data
+                    plane.host[host_page * PAGE : (host_page + 1) * PAGE] = data
 
     def make_resident(self, page: int) -> None:
         self.tables.page_map[page] = page
@@ -283,57 +281,60 @@ def test_followers_get_the_rows_that_the_leader_fetched():
     world = World.make(random.Random(5), group_layers=[(0, 1, 2)], planes=MHA)
     for page in range(1, 5):
         world.spill(page, page)
-    group, request = world.layout.groups[0], torch.tensor([5, -1, 1])
+    whole, request = world.layout.groups[0], torch.tensor([5, -1, 1])
+    leader, second, third = (
+        Group(0, tuple(plane for plane in whole.planes if plane.layer == layer)) for layer in whole.layers
+    )
     misses = resolve.MissList.create(4, 8, "cpu")
     misses.count.fill_(7)
     selection = torch.tensor([[64, 65, 130, 64], [66, 66, 66, 66], [200, 330, 9, 201]], dtype=torch.int32)
-    before = [plane.rows.clone() for plane in group.planes]
-    out = resolve.resolve(world.tables, group, selection, request, 1, planes=2, misses=misses)
+    behind = (*second.planes, *third.planes)  # K and V of two layers
+    before = [plane.rows.clone() for plane in behind]
+    out = resolve.resolve(world.tables, leader, selection, request, 1, misses=misses)
     assert misses.count.tolist() == [3, 0, 2, 7]  # the fourth is not part of this batch
     rows = out[0, :3].tolist(), out[2, [0, 3]].tolist()
     assert misses.rows[0, :3].tolist() == [[128 - 64, rows[0][0]], [129 - 64, rows[0][1]], [130, rows[0][2]]]
     assert misses.rows[2, :2].tolist() == [[200, rows[1][0]], [201, rows[1][1]]]
-    assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:], before[2:], strict=True))
-    first, second = (2, 4), (4, 6)  # K and V of a layer
-    resolve.fetch_listed(group, misses, 3, *second)
-    assert all(torch.equal(p.rows, old) for p, old in zip(group.planes[2:4], before[2:4], strict=True))
-    resolve.fetch_listed(group, misses, 3, *first)
+    assert all(torch.equal(p.rows, old) for p, old in zip(behind, before, strict=True))
+    resolve.fetch_listed(third, misses, 3)
+    assert all(torch.equal(p.rows, old) for p, old in zip(second.planes, before[:2], strict=True))
+    resolve.fetch_listed(second, misses, 3)
     for row, slots in ((0, [64, 65, 130, 64]), (2, [200, 330, 9, 201])):
-        for plane in group.planes:
+        for plane in whole.planes:
             want = slot_bytes(torch.tensor(slots), plane.layer, plane.name, plane.row_bytes)
             found = out[row] >= PAGE
             assert torch.equal(plane.rows[out[row][found].long()], want[found])
 
 
-@pytest.mark.parametrize("planes", [None, 0, 1])
-def test_a_list_says_what_was_missed_whatever_was_fetched(planes: int | None):
+@pytest.mark.parametrize("read", [True, False])
+def test_a_list_says_what_was_missed_whatever_was_fetched(read: bool):
     world = World.make(random.Random(6), group_layers=[(0, 1)], planes=MLA)
     world.spill(1, 0)
     group, misses = world.layout.groups[0], resolve.MissList.create(2, 4, "cpu")
     selection = torch.tensor([[64, 65, 66, 67], [64, 65, -1, -1]], dtype=torch.int32)
     out = resolve.resolve(
-        world.tables, group, selection, torch.tensor([5, 1]), 1, planes=planes, misses=misses
+        world.tables, group, selection, torch.tensor([5, 1]), 1, read_rows=read, misses=misses
     )
     assert misses.count.tolist() == [4, 2]
-    for number, plane in enumerate(group.planes):
-        wanted = slot_bytes(torch.arange(64, 68), plane.layer, plane.name, plane.row_bytes)
-        fetched = planes is None or number < planes
-        assert torch.equal(plane.rows[out[0].long()], wanted) is fetched
-        resolve.fetch_listed(group, misses, 2, number, number + 1)
+    wants = [slot_bytes(torch.arange(64, 68), p.layer, p.name, p.row_bytes) for p in group.planes]
+    for plane, wanted in zip(group.planes, wants, strict=True):
+        assert torch.equal(plane.rows[out[0].long()], wanted) is read
+    resolve.fetch_listed(group, misses, 2)
+    for plane, wanted in zip(group.planes, wants, strict=True):
         assert torch.equal(plane.rows[out[0].long()], wanted)
         assert torch.equal(plane.rows[out[1, :2].long()], wanted[:2])
 
 
 def test_without_bytes_everything_else_is_the_same():
     worlds = [one_group(), one_group()]
-    for world, planes in zip(worlds, (None, 0), strict=True):
+    for world, read in zip(worlds, (True, False), strict=True):
         world.spill(2, 5)
         saved = world.layout.groups[0].planes[0].rows.clone()
         out = resolve.resolve(
-            world.tables, world.layout.groups[0], ints(130, 70), torch.tensor([4]), 1, planes=planes
+            world.tables, world.layout.groups[0], ints(130, 70), torch.tensor([4]), 1, read_rows=read
         )
         assert out[0, 0] == world.tables.hot_rows[0, 0] and out[0, 1] == 70
-        assert torch.equal(world.layout.groups[0].planes[0].rows, saved) is (planes == 0)
+        assert torch.equal(world.layout.groups[0].planes[0].rows, saved) is not read
     assert torch.equal(worlds[0].tables.hot_slot, worlds[1].tables.hot_slot)
 
 

@@ -11,7 +11,7 @@ import torch
 from sglang_hisparse import traces
 from sglang_hisparse.kernels import resolve
 from sglang_hisparse.kernels.reference import HOT, MISSED, OVERFLOW
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane, byte_rows
 
 PUBLISHED = {1: 30.0, 2: 13.4, 4: 6.7}
 """Hot rows as a multiple of k -> missed share of a selection in percent (GLM-5.1, k = 2,048, 100,384 tokens)."""
@@ -101,8 +101,8 @@ def test_resolve_keeps_the_published_misses(times: int) -> None:
     pages = (SCALED["context"] + steps) // PAGE + 1
     hot_rows = times * k
     buffer = torch.zeros(hot_rows + PAGE, 1, 16, dtype=torch.uint8)
-    planes, width = plan_planes([(0, "kv", buffer)])
-    group = Group(0, (0,), planes, torch.zeros(pages * PAGE, width, dtype=torch.uint8))
+    host = torch.zeros(pages * PAGE, 16, dtype=torch.uint8)
+    group = Group(0, (Plane(0, "kv", byte_rows(buffer), host),))
     tables = HotTables.create(pages, 1, 1, 1, hot_rows, "cpu")
     tables.page_map[1:] = -2 - torch.arange(pages)
     tables.hot_rows[0] = torch.arange(PAGE, PAGE + hot_rows)

@@ -79,11 +79,11 @@ class TierServer(FakeServer):
         self.resolved = 0
 
     def planes(self, layer: int) -> list:  # type: ignore[type-arg]
-        return [plane for plane in self.tier.layout.of_layer(layer).planes if plane.layer == layer]
+        return list(self.tier.layout.of_layer(layer).planes)
 
     @property
     def layers(self) -> list[int]:
-        return sorted(self.tier.layout.layer_to_group)
+        return sorted(layer for group in self.tier.layout.groups for layer in group.layers)
 
     def forward(self, decoding: Iterable[Sequence] = ()) -> None:
         decoding = list(decoding)

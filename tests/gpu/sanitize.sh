@@ -13,7 +13,7 @@ if [ ! -x "$sanitizer" ]; then
 fi
 
 # Outside the sanitizer first: compiles the kernels, and fails at once where no GPU runs them.
-"$python" -c 'from sglang_hisparse.kernels import engines, map_rows, pages, resolve; resolve.prepare(); pages.prepare(); engines.prepare_copies(); map_rows.prepare()'
+"$python" -c 'from sglang_hisparse.kernels import map_rows, pages, resolve; resolve.prepare(); pages.prepare(); map_rows.prepare()'
 
 # Without torch's caching allocator an access behind a tensor leaves its allocation, so that memcheck sees it.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1

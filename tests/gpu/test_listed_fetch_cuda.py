@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from sglang_hisparse.kernels import resolve
-from sglang_hisparse.row_groups import row_groups
 from sglang_hisparse.tier import listed_fetch
-from sglang_hisparse.tier.layout import Group, plan_planes
+from sglang_hisparse.tier.layout import Group, Plane
 from sglang_hisparse.tier.listed_fetch import ListedFetch
 from tests.gpu.test_resolve_cuda import CASES, DEVICE, REQUESTS, Twin
 
@@ -16,14 +15,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 def stored_apart(twin: Twin) -> list[Group]:
-    """The twin's planes as a tier stores them: row groups, each with host rows of its own."""
-    whole, groups = twin.cuda_group, []
-    for layers in row_groups(whole.layers):
-        planes = [plane for plane in whole.planes if plane.layer in layers]
-        first, end = planes[0].host_offset, planes[-1].host_offset + planes[-1].row_bytes
-        host = whole.host[:, first:end].contiguous().pin_memory()
-        groups.append(Group(0, layers, plan_planes((p.layer, p.name, p.rows) for p in planes)[0], host))
-    return groups
+    """The twin's layers as a tier stores them, each with host rows of its own."""
+    return [
+        Group(0, (Plane(plane.layer, plane.name, plane.rows, plane.host.contiguous().pin_memory()),))
+        for plane in twin.cuda_group.planes
+    ]
 
 
 @pytest.mark.parametrize("swept", [False, True])
@@ -47,7 +43,7 @@ def test_every_layer_reads_what_the_reference_reads(
     def step() -> None:
         resolve.resolve(
             twin.cuda, groups[0], selection, request, case.q, out, twin.stats[DEVICE],
-            planes=0 if swept else None, misses=fetch.misses, heat=twin.heat[DEVICE],
+            read_rows=not swept, misses=fetch.misses, heat=twin.heat[DEVICE],
         )  # fmt: skip
         fetch.start(groups, batch)
         torch.clamp(out, min=0, out=row)

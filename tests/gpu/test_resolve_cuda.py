@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang_hisparse.kernels import resolve
-from sglang_hisparse.tier.layout import PAGE, Group, HotTables, RowLayout, plan_planes
+from sglang_hisparse.tier.layout import PAGE, Group, HotTables, Plane
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,11 @@ class Twin:
             for layer in range(case.layers)
             for i, row_bytes in enumerate(case.planes)
         ]
-        host = self.bytes(case.pages * PAGE, case.layers * sum(case.planes)).pin_memory()
+        # Several layers: their host rows side by side. Else every plane has its own, as in a server.
+        together = self.bytes(case.pages * PAGE, case.layers * sum(case.planes)).pin_memory()
+        host = together.split(list(case.planes * case.layers), dim=1)
+        if case.layers == 1:
+            host = [rows.contiguous().pin_memory() for rows in host]
         self.cpu_group, self.cpu = self.pool(buffers, host, "cpu")
         self.cuda_group, self.cuda = self.pool(buffers, host, DEVICE)
         self.stats, self.heat, self.misses = {}, {}, {}
@@ -75,9 +79,7 @@ class Twin:
             self.stats[device] = torch.zeros(4, dtype=torch.int64, device=device)
             self.heat[device] = torch.zeros(case.pages + 1, dtype=torch.int32, device=device)
             self.misses[device] = resolve.MissList.create(REQUESTS + 2, case.q * case.width, device)
-        self.planes: int | None = (
-            None  # that resolve fetches; with `lists` the others are fetched from the list
-        )
+        self.reads = True  # resolve reads what is missed; else, with `lists`, another launch does
         self.lists = False
         hot = torch.randperm(TABLES * case.hot_rows, generator=self.random) + (1 + case.pages) * PAGE
         hot_len = [case.hot_rows, max(case.hot_rows - 13, 0), max(case.width // 2, 1), 0]
@@ -91,13 +93,11 @@ class Twin:
 
     def pool(self, buffers, host, device) -> tuple[Group, HotTables]:
         case = self.case
-        planes, _ = plan_planes(
-            (layer, name, buffer.to(device, copy=True)) for layer, name, buffer in buffers
+        planes = tuple(
+            Plane(layer, name, buffer.to(device, copy=True), rows)
+            for (layer, name, buffer), rows in zip(buffers, host, strict=True)
         )
-        group = Group(0, tuple(range(case.layers)), planes, host)
-        return RowLayout.of([group]).groups[0], HotTables.create(
-            case.pages, REQUESTS, 1, TABLES, case.hot_rows, device
-        )
+        return Group(0, planes), HotTables.create(case.pages, REQUESTS, 1, TABLES, case.hot_rows, device)
 
     def integers(self, low: int, high: int, size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.randint(low, high, (size,), generator=self.random, dtype=dtype)
@@ -146,20 +146,18 @@ class Twin:
             self.case.q,
             out,
             self.stats[device],
-            planes=self.planes,
+            read_rows=self.reads,
             misses=misses,
             heat=self.heat[device],
             blocks=blocks,
         )
-        if misses is not None and self.planes is not None:
+        if misses is not None and not self.reads:
             # The first launch may begin before resolve ends, those behind it are ordinary.
-            for first, follows in ((self.planes, True), (self.planes + 1, False)):
-                behind = min(first + 1, len(group.planes)) if follows else len(group.planes)
-                if first < behind:
-                    shape = resolve.FetchShape(3, 96, False) if follows else resolve.LISTED
-                    resolve.fetch_listed(
-                        group, misses, len(request), first, behind, follows_resolve=follows, shape=shape
-                    )
+            first, *behind = group.planes
+            shape = resolve.FetchShape(3, 96, False)
+            resolve.fetch_listed(Group(0, (first,)), misses, len(request), follows_resolve=True, shape=shape)
+            if behind:
+                resolve.fetch_listed(Group(0, tuple(behind)), misses, len(request))
         return out
 
     def check(self, selection: torch.Tensor, request: torch.Tensor, out: torch.Tensor) -> None:
@@ -224,12 +222,12 @@ def test_resident_selections_read_and_write_no_hot_table_small() -> None:
     assert twin.stats["cpu"][1:].tolist() == [0, 0, 0] and not twin.cuda.clock.any()
 
 
-@pytest.mark.parametrize("planes", [None, 0, 1])
+@pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8]], ids=lambda case: case.name)
-def test_listed_rows_come_apart(case: Case, planes: int | None) -> None:
-    """Resolve fetches the first planes or none, launches behind it the others; or all, and the list is only kept."""
+def test_listed_rows_come_apart(case: Case, reads: bool) -> None:
+    """Resolve fetches nothing, launches behind it do; or it fetches all, and the list is only kept."""
     twin = Twin(case)
-    twin.planes, twin.lists = planes, True
+    twin.reads, twin.lists = reads, True
     for _ in range(3):
         twin.step()
     assert twin.stats["cpu"][2] > 0
@@ -237,7 +235,7 @@ def test_listed_rows_come_apart(case: Case, planes: int | None) -> None:
 
 def test_without_bytes_small() -> None:
     twin = Twin(CASES[1])
-    twin.planes = 0
+    twin.reads = False
     for _ in range(3):
         twin.step()
     assert twin.stats["cpu"][2] > 0
@@ -251,7 +249,7 @@ def test_a_captured_graph_follows_selections_and_page_map(case: Case) -> None:
     selection = torch.zeros(len(padded) * case.q, case.width, dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(selection)
 
-    twin.planes, twin.lists = 1, True
+    twin.reads, twin.lists = False, True
 
     def launch() -> None:
         twin.run(selection, request, out)
@@ -276,8 +274,7 @@ def test_rows_beyond_two_gib() -> None:
     rows = torch.zeros((pages + 1) * PAGE, row_bytes, dtype=torch.uint8, device=DEVICE)
     host = torch.empty(pages * PAGE, row_bytes, dtype=torch.uint8, pin_memory=True)
     host[-PAGE:] = torch.arange(PAGE * row_bytes).remainder(251).to(torch.uint8).view(PAGE, row_bytes)
-    planes, _ = plan_planes([(0, "latent", rows)])
-    group = Group(0, (0,), planes, host)
+    group = Group(0, (Plane(0, "latent", rows, host),))
     tables = HotTables.create(pages, 1, 1, 1, hot_rows, DEVICE)
     tables.page_map[1] = -2 - (pages - 1)
     tables.page_map[2] = pages
@@ -310,8 +307,9 @@ def test_limits_are_refused_with_numbers_small() -> None:
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, narrow)
     with pytest.raises(RuntimeError, match="1, 2, 4 or 8 blocks, not by 3"):
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, blocks=3)
-    with pytest.raises(RuntimeError, match="asked to read 2 of 1 planes"):
-        resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, planes=2)
+    with pytest.raises(RuntimeError, match="17 planes; the kernels take at most 16"):
+        many = Group(0, twin.cuda_group.planes * 17)
+        resolve.resolve(twin.cuda, many, narrow, request, 1)
     with pytest.raises(RuntimeError, match=r"the list of misses holds 1 requests of 2 rows"):
         few = resolve.MissList.create(1, 2, DEVICE)
         resolve.resolve(twin.cuda, twin.cuda_group, narrow, request, 1, misses=few)

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from sglang_hisparse.seams.read_check import ReadCheck
-from sglang_hisparse.tier.layout import Group, RowLayout, plan_planes
+from sglang_hisparse.tier.layout import Group, Plane, RowLayout
 
 
 @pytest.fixture
 def written() -> tuple[ReadCheck, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(check, its rows, slots [10, 10] that were written, the device rows they are in)."""
     rows = torch.randint(0, 256, (640, 656), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    planes, width = plan_planes([(0, "kv", rows)])
-    check = ReadCheck(RowLayout.of([Group(0, (0,), planes, torch.zeros(64, width, dtype=torch.uint8))]), 1024)
+    plane = Plane(0, "kv", rows, torch.zeros(64, 656, dtype=torch.uint8))
+    check = ReadCheck(RowLayout.of([Group(0, (plane,))]), 1024)
     slots, at = torch.arange(64, 164), torch.randperm(640, generator=torch.Generator().manual_seed(1))[:100]
     check.written(0, slots, at)
-    return check, planes[0].rows, slots.view(10, 10).int(), at.view(10, 10).int()
+    return check, plane.rows, slots.view(10, 10).int(), at.view(10, 10).int()
 
 
 def test_what_was_written_is_the_same(written) -> None:

@@ -18,7 +18,6 @@ from bench_serving.kernels import (  # noqa: E402
     groups,
     issue_table,
     listed,
-    page_tune,
     pages,
     report,
     resolve,
@@ -104,12 +103,12 @@ def test_a_launch_that_copies_nothing_is_seen(pool: HostBytes) -> None:
     ours = Ours(placement, pool, pool.rows(40 * 64 * ROW, ROW), ROW)
     ours.choose(select(placement, 13, generator()))
     ours.poison()
-    ours.launch(planes=0)
+    ours.launch(read_rows=False)
     assert ours.wrong_rows() == 2 * 13
 
 
 @pytest.mark.parametrize("swept", [1, 1000], ids=["swept", "leader first"])
-@pytest.mark.parametrize("way", ["one_launch", "apart", "layer_by_layer"])
+@pytest.mark.parametrize("way", ["one_launch", "apart"])
 def test_every_way_of_fetching_brings_all_rows(
     way: str, swept: int, pool: HostBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +152,7 @@ def test_spread() -> None:
 def test_a_rehearsal_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rehearsal = bench.Bench("cpu", True, tmp_path)
     for name, section in (("ceilings", ceilings), ("resolve", resolve), ("groups", groups), ("listed", listed),
-                          ("pages", pages), ("page_tune", page_tune), ("tune", tune)):  # fmt: skip
+                          ("pages", pages), ("tune", tune)):  # fmt: skip
         rehearsal.open(name, "a test")
         assert rehearsal.attempt(name, section.run, rehearsal)
     assert rehearsal.failures == []

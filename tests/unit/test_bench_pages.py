@@ -1,4 +1,4 @@
-"""What page copies cost a decode step: the arithmetic on simulated streams, and which of many ways is the best."""
+"""What page copies cost a decode step: the arithmetic on simulated streams, and the tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench_serving.kernels import beside, page_table, page_tune, report  # noqa: E402
-from sglang_hisparse.kernels.pages import Way  # noqa: E402
+from bench_serving.kernels import beside, issue_table, report  # noqa: E402
 
 STEP_MS, COPY_MS = 2.0, 10.0
 MOVED = 1 << 29
@@ -91,38 +90,23 @@ def test_copies_that_outlast_the_steps(measure: Callable[[Simulated], beside.Los
     assert loss.us_per_gib == pytest.approx(2 * 4 * COPY_MS * 1e3 * 0.1 / 1.1, rel=0.01)
 
 
-def line(share: float, slower: float, lost: float, **fields: Any) -> dict[str, Any]:
-    return {
-        "kind": "page tune", "to_host": True, "pages": 64, "priority": 0, "gb_s": 55 * share, "of_ceiling": share,
-        "cpu_us": 9.0, "slower_percent": slower, "us_per_gib": lost, "gb_s_beside": 50.0, "steps_beside": 9,
-        "path": "kernel", "blocks": 8, "threads": 1024,
-    } | fields  # fmt: skip
-
-
-def test_the_best_is_last() -> None:
-    lines = [
-        line(0.9, 2.9, 500.0, path="staged", piece_mib=4.0, staging_mib=16.0, kernel_priority=-1),
-        line(0.9, 280.0, 9000.0),
-        line(0.9, 2.0, 400.0, blocks=2),
-        line(0.2, 0.1, 100.0, path="strided"),
-        line(0.8, 3.1, 300.0, blocks=1, steps_beside=2),
-        line(0.5, 1.0, 1.0, to_host=False),
+def test_the_table_shows_every_copy_and_its_losses() -> None:
+    where = {"pages": 512, "row_bytes": 656, "layers": 64, "near": False}
+    speed = {"kind": "page copies", "gb_s": 45.0, "of_ceiling": 0.81, "cpu_us": 16384.0, "batched": True}
+    loss = {"kind": "slow-down", "us_per_gib": 120.4}
+    lines: list[dict[str, Any]] = [
+        where | speed | {"to_host": True},
+        where | speed | {"to_host": False, "batched": False},
+        where | speed | {"to_host": True, "near": True, "of_ceiling": 0.99},
+        where | loss | {"to_host": True, "priority": -1, "slower_percent": 3.25, "steps_beside": 2},
+        where | loss | {"to_host": True, "priority": 0, "slower_percent": 0.5, "steps_beside": 9},
     ]
-    rows = page_table.tuned(lines)["spill"]
-    assert [row[0] for row in rows] == [
-        "kernel, 8 x 1024", "strided", "kernel, 1 x 1024", "staged, 4 of 16 MiB, 8 x 1024", "kernel, 2 x 1024",
-    ]  # fmt: skip
-    assert [row[6] for row in rows[-3:]] == ["3.1 % *", "2.9 %", "2.0 %"] and rows[-2][2] == "0, -1"
-    assert page_table.shortfall(lines[0]) == 0 < page_table.shortfall(lines[3])
-    text = "\n".join(report._page_tune(lines))
-    assert text.index("Spill, best last") < text.index("Restore, best last")
-
-
-def test_every_way_is_tried_once() -> None:
-    ways = [*page_tune.kernels(), *page_tune.stagings()]
-    assert len(set(ways)) == len(ways) < 64
-    assert {way.path for way in ways} == {"kernel", "staged"}
-    page_bytes = page_tune.GROUPS * page_tune.LAYERS * page_tune.ROW_BYTES[0] * 64
-    rings = {way.staging.ring(page_bytes) for way in ways if way.path == "staged"}
-    assert len({ring.pages / ring.parts for ring in rings}) == 5, "pieces that are cut alike are no choice"
-    assert Way("staged").staging in {way.staging for way in ways}
+    title, table = report._pages(lines)
+    assert title == "Page copies" and table.splitlines()[2:] == [
+        "| 656 B | 512 | neighbours | spill | 45.0 | 99 % | 0.5 | - |",
+        "| 656 B | 512 | scattered | restore | 45.0, one by one | 81 % | 0.5 | - |",
+        "| 656 B | 512 | scattered | spill | 45.0 | 81 % | 0.5 | 0.5 %, 120 us a GiB; 3.25 % *, 120 us a GiB |",
+    ]
+    found = {row[0]: row[3:] for row in issue_table.rows(lines)}
+    assert found["spill and restore"] == ["81.0 to 99.0 %", "no: 4.0 points at worst"]
+    assert found["a step beside them"] == ["0.5 to 3.2 %", "no: 0.2 points at worst"]

@@ -15,7 +15,7 @@ from sglang_hisparse.seams.seam import RELY, Seam
 from tests.unit.test_cli import executable
 
 SPEED = {
-    "device": "NVIDIA H200", "to_device": 55.2, "to_host": 55.3, "gather": 25.0, "gather_row_bytes": 2624, "error": "",
+    "device": "NVIDIA H200", "to_device": 55.2, "to_host": 55.3, "gather": 25.0, "gather_row_bytes": 656, "error": "",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def measured(two_gpus: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[n
 def test_link_speed(measured) -> None:  # type: ignore[no-untyped-def]
     first, second = measured(f"print({json.dumps([SPEED, SPEED | {'to_host': 6.1}])!r})")
     assert (first.name, first.status) == ("link GPU 0", OK)
-    assert first.found == "55.2 GB/s to the device, 55.3 GB/s back, 25.0 GB/s gathering random rows of 2624 B"
+    assert first.found == "55.2 GB/s to the device, 55.3 GB/s back, 25.0 GB/s gathering random rows of 656 B"
     assert second.status == WARN and second.wanted == "20 GB/s each way" and "numactl" in second.fix
 
 

@@ -23,7 +23,6 @@ STDLIB_ONLY = (
     "limits.py",
     "metrics.py",
     "pin.py",
-    "row_groups.py",
 )
 LOWER = ("tier/", "kernels/", "selectors/")
 UPPER = ("seams/", "plugin.py", "launch_server.py", "cli.py", "commands/", "patching/")

@@ -209,8 +209,11 @@ def test_gathered_rows_reach_what_was_measured(row: int, gbps: float) -> None:
     assert row / GPUS["H200"].row_time_ns(row) == pytest.approx(gbps, rel=0.01)
 
 
-def test_a_fetch_reads_one_row_a_row_group() -> None:
+def test_a_fetch_reads_one_row_a_plane() -> None:
     glm: Model = find_model("GLM-5.2")
     gpu = GPUS["H200"]
-    expected = 2 * gpu.row_time_ns(656) + 19 * (2 * gpu.row_time_ns(656) + gpu.row_time_ns(2 * 656))
-    assert fetch_ns(glm, token_bytes(glm, 8, "fp8"), gpu) == pytest.approx(expected)
+    assert fetch_ns(glm, token_bytes(glm, 8, "fp8"), gpu) == pytest.approx(78 * gpu.row_time_ns(656))
+    quest: Model = find_model("Llama-3-8B")
+    token = token_bytes(quest, 1, "bf16")
+    rows = 2 * quest.layers  # K and V
+    assert fetch_ns(quest, token, gpu) == pytest.approx(rows * gpu.row_time_ns(token.host / rows))

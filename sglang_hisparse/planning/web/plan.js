@@ -61,34 +61,22 @@ function sizePools(budget, hostGib, token, groups, topK, hotRows, slots, context
 
 // -- footprint.py -----------------------------------------------------------------------------------------------------
 
+function planes(model) {
+  return model.kv_heads ? 2 : 1;
+}
+
 function tokenBytes(model, attentionTp, dtype) {
   const heads = Math.max(1, div(model.kv_heads, attentionTp));
   const row = model.row_bytes[dtype === "fp8" ? 1 : 0] * heads;
-  const planes = model.kv_heads ? 2 : 1;
-  const padded = Math.ceil(div(row, planes) / ALIGNMENT) * ALIGNMENT * planes;
+  const padded = Math.ceil(div(row, planes(model)) / ALIGNMENT) * ALIGNMENT * planes(model);
   const kv = model.layers * row;
   return { kv, host: model.layers * padded, index: model.index_bytes + kv * model.index_share };
 }
 
-// row_groups.py: layers of each row group of an index group of `size` layers.
-function rowGroups(size) {
-  const groups = [1];
-  for (let first = 1, most = 1; first < size; first += most, most = Math.min(2 * most, 8)) {
-    groups.push(Math.min(most, size - first));
-  }
-  return groups;
-}
-
 function fetchNs(model, token, gpu) {
-  const layer = token.host / model.layers;
-  let total = 0;
-  for (const size of model.groups) {
-    for (const layers of rowGroups(size)) {
-      const bytes = layer * layers;
-      total += Math.max(bytes / gpu.gather_gbps, gpu.row_ns + bytes * gpu.byte_ns);
-    }
-  }
-  return total;
+  const bytes = token.host / model.layers / planes(model);
+  const rows = planes(model) * model.groups.reduce((sum, size) => sum + size, 0);
+  return rows * Math.max(bytes / gpu.gather_gbps, gpu.row_ns + bytes * gpu.byte_ns);
 }
 
 // -- host_pool.py -----------------------------------------------------------------------------------------------------

@@ -141,6 +141,16 @@ class Planner(Room):
         if count > 0 and residency.shared_dirty:
             self._clean_shared(count)
 
+    def may_clean(self) -> bool:
+        """Whether there is a page to clean ahead, perhaps: where not, `_clean_ahead` does nothing."""
+        residency = self.residency
+        if not len(residency.free_host):
+            return False
+        if residency.idle_dirty or residency.shared_dirty:
+            return True
+        unseen = ((request, request.movable()) for request in self._not_looked_at())
+        return any(movable > self._hot_cost(request, movable) for request, movable in unseen)
+
     def _not_looked_at(self) -> list[Request]:
         """Requests of which `_clean_request` may find a page; for the others it would do nothing."""
         return [

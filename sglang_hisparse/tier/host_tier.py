@@ -123,7 +123,8 @@ class HostTier:
             or residency.pinned
             or residency.hot_pages
             or len(residency.free_host) + len(residency.clean_pages) < residency.host_pages
-            or len(residency.free_device) < self.planner.free_at_low
+            or len(residency.free_device) < self.planner.free_at_high
+            or (len(residency.free_device) < self.planner.free_at_low and self.planner.may_clean())
             or self.planner.forces
             or self._every_step
         ):

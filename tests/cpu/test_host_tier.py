@@ -217,6 +217,31 @@ def test_the_oracle_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch.wait(groups[-1].layers[0])
 
 
+@pytest.mark.parametrize("host", [40, 17], ids=["room", "full"])
+def test_nothing_is_left_to_do_once_what_may_be_cleaned_is(host: int) -> None:
+    """Between the watermarks, where requests decode with everything in HBM; a page that is full is one more."""
+    options = replace(OPTIONS, low_watermark=0.5, high_watermark=0.95, clean_per_step=4)
+    server = TierServer(Sizes(40, host, options, reads_host=False), random.Random(3), MLA, audit="off")
+    tier, events = server.tier, Events(server)
+    for script in range(3):
+        events.start(script, prompt=10, output=6, chunk=10, hit=0, squeezed=False)
+    assert tier.planner.free_at_high < len(tier.residency.free_device) < tier.planner.free_at_low
+    did = [not tier.nothing_to_do()]
+    for _ in range(10):
+        events.decode(-1, grow=0)
+        did.append(not tier.nothing_to_do())
+    cleaned = tier.counters()["pages_cleaned"]
+    assert did[0] and not did[-1] and cleaned == min(3 * 7, host), "two open pages and one before them stay"
+    before = snapshot(server)
+    tier.begin_forward([sequence.request.row for sequence in server.running])
+    assert snapshot(server) == before
+    server.check()
+    events.decode(-1, grow=-1)  # a page each, so that one more of each is closed
+    assert tier.nothing_to_do() and tier.counters()["pages_cleaned"] == min(cleaned + 3, host)
+    tier.planner.options = replace(options, high_watermark=0.6)
+    assert not tier.nothing_to_do(), "too little is free now"
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_to_do_means_that_a_forward_changes_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch

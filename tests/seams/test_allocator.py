@@ -267,7 +267,7 @@ def test_a_step_within_a_page_touches_nothing(scheduler: Any, monkeypatch: pytes
     assert server.decode(1) and server.decode(0), "a page each"
     server.check()
     planner, options = server.tier.planner, server.tier.planner.options
-    for change in ({"force_spill": 0.5}, {"low_watermark": 0.1}):
+    for change in ({"force_spill": 0.5}, {"low_watermark": 0.1, "high_watermark": 0.1}):
         assert server.tier.nothing_to_do()
         planner.options = replace(options, **change)
         assert not server.tier.nothing_to_do()

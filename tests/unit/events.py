@@ -95,6 +95,14 @@ class Events:
             batches = residency.journal.batches
             assert not any(batch.to_host or batch.to_device for batch in batches), "a quiet step copies"
 
+    def nothing_to_clean(self) -> None:
+        """Where `may_clean` says so there is nothing."""
+        planner = self.server.planner
+        if not planner.may_clean():
+            before = snapshot(self.server)
+            planner._clean_ahead(1000)
+            assert snapshot(self.server) == before, "there was a page to clean"
+
     def squeeze(self) -> None:
         """gain() changes nothing, and make_room() finds what it says."""
         before = snapshot(self.server)
@@ -173,6 +181,7 @@ def random_events(server: FakeServer, rng: random.Random, count: int) -> None:
     for action in todo:
         action()
         server.check()
+        events.nothing_to_clean()
     events.leave()
 
 

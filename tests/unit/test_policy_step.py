@@ -45,11 +45,12 @@ def test_shared_pages_are_cleaned_too_where_they_could_leave() -> None:
         run(planner, row, [*prefix, 13 + 2 * row, 14 + 2 * row])
     residency.forward_prepared()
     planner.step()
-    assert sorted(residency.clean_pages) == [1, 2, 3, 4, 5]
+    assert sorted(residency.clean_pages) == [1, 2, 3, 4, 5] and planner.may_clean()
     planner.step()
     planner.step()
     planner.step()
     assert sorted(residency.clean_pages) == prefix, "the open pages of both are not cleaned"
+    assert not planner.may_clean()
     residency.forward_prepared()
     assert planner.make_room(len(residency.free_device) + 6)
     assert not any(batch.to_host for batch in residency.forward_prepared().batches)

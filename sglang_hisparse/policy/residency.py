@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from enum import Enum
 
+from sglang_hisparse.policy.device_pages import DevicePages
 from sglang_hisparse.policy.heat import Heat
 from sglang_hisparse.policy.host_pages import HostPages
 from sglang_hisparse.policy.journal import Journal
@@ -54,7 +55,7 @@ class Residency:
         self.device: list[int] = [0] + [-1] * (count - 1)
         self.host: list[int] = [-1] * count
         self.readers: list[list[Request]] = [[] for _ in range(count)]
-        self.free_device = list(range(self.device_pages, 0, -1))
+        self.free_device = DevicePages(self.device_pages)
         self.free_host = HostPages(self.host_pages)
         self.last_host = -1  # host page taken last for a page that nobody reads
         self.hot_pages = 0
@@ -102,7 +103,7 @@ class Residency:
         """FREE -> RESIDENT: SGLang handed the page out; the coming forward writes it."""
         if self.device[page] >= 0 or self.host[page] >= 0:
             raise AssertionError(f"page {page} is {self.state(page).value}, cannot be allocated")
-        device = self.free_device.pop()
+        device = self.free_device.take()
         self.device[page] = device
         self.journal.map(page, device)
         self.fresh.add(page)
@@ -120,7 +121,7 @@ class Residency:
             if request.lease is not None:  # its hot rows may cache slots of this page: their owner changes
                 self.journal.reset_hot(request.lease.table, 0)
         if self.device[page] >= 0:
-            self.free_device.append(self.device[page])
+            self.free_device.give(self.device[page])
         else:
             self.idle_spilled -= 1
         if self.host[page] >= 0:
@@ -238,7 +239,7 @@ class Residency:
             self.clean(page)
         self.clean_pages.pop(page)
         self.journal.fence = True
-        self.free_device.append(self.device[page])
+        self.free_device.give(self.device[page])
         self.device[page] = -1
         self.journal.map(page, -2 - self.host[page])
         readers = self.readers[page]
@@ -256,7 +257,7 @@ class Residency:
 
     def restore(self, page: int) -> None:
         """SPILLED -> CLEAN: the coming forward finds the page in HBM again."""
-        device = self.free_device.pop()
+        device = self.free_device.take()
         self.device[page] = device
         self.clean_pages[page] = None
         self.journal.copy_to_device(device, self.host[page])
@@ -291,7 +292,7 @@ class Residency:
         """Accounting invariant; raises AssertionError with what is off. O(pages); for tests and the audit."""
         on_device = [p for p in range(1, self.logical_pages + 1) if self.device[p] >= 0]
         leased = [d for r in self.requests.values() if r.lease for d in r.lease.pages]
-        places = sorted(self.free_device + [self.device[p] for p in on_device] + leased)
+        places = sorted([*self.free_device, *(self.device[p] for p in on_device), *leased])
         assert places == list(range(1, self.device_pages + 1)), "a device page is lost or in two places"
         assert len(leased) == self.hot_pages, f"{len(leased)} hot pages leased, {self.hot_pages} counted"
         hosts = sorted([*self.free_host, *(h for h in self.host if h >= 0)])

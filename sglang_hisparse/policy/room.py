@@ -96,9 +96,9 @@ class Room:
             journal.reset_hot(request.lease.table, 0)
         lease, before = request.lease, len(request.lease.pages)
         while len(lease.pages) < pages:
-            lease.pages.append(residency.free_device.pop())
+            lease.pages.append(residency.free_device.take())
         while len(lease.pages) > pages:
-            residency.free_device.append(lease.pages.pop())
+            residency.free_device.give(lease.pages.pop())
         residency.hot_pages += pages - before
         if pages < before:
             residency.grown[request] = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +84,7 @@ def change_state(original: Callable[..., Any], controller: Any, request: Any) ->
         if key == "hisparse_force_spill":
             tier.planner.options = dataclasses.replace(tier.planner.options, force_spill=float(value))
         elif key == "hisparse_shuffle":
-            random.Random(value).shuffle(tier.residency.free_device)
+            tier.residency.free_device.shuffle(value)
         elif key == "hisparse_flip_byte":
             taken = taken and _flip(tier, int(value))
         elif key == "hisparse_damage_page":

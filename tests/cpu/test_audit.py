@@ -174,7 +174,7 @@ def test_the_audit_counts_what_it_checked() -> None:
 
 def test_full_checks_the_accounting_too() -> None:
     server = server_with_host_pages(MHA, audit="full")
-    server.residency.free_device.append(1)
+    server.residency.free_device.give(1)
     with pytest.raises(AssertionError, match="a device page is lost or in two places"):
         server.tier.begin_forward(None)
 

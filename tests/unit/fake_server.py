@@ -20,6 +20,7 @@ from sglang_hisparse.policy.admission import (
     prefill_pages,
     running_footprint,
 )
+from sglang_hisparse.policy.device_pages import DevicePages
 from sglang_hisparse.policy.host_pages import HostPages
 from tests.unit.replay import Content, Memory
 
@@ -364,7 +365,7 @@ def snapshot(server: FakeServer) -> object:
         else value.copy()
         if hasattr(value, "copy")
         else list(value)
-        if isinstance(value, HostPages)
+        if isinstance(value, (DevicePages, HostPages))
         else value
         for name, value in vars(residency).items()
         if name not in ("journal", "requests", "readers")

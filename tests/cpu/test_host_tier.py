@@ -53,6 +53,10 @@ def test_decoding_with_forced_spills(groups: tuple[tuple[int, ...], ...], share:
         server.check()
     counters = server.tier.counters()
     assert counters["pages_spilled"] > 0
+    page = PAGE * sum(plane.row_bytes for plane in server.tier.layout.planes)
+    assert counters["bytes_to_host"] == page * counters["pages_cleaned"]
+    restored = counters["bytes_to_device"] - counters["bytes_missed"]
+    assert restored == page * counters["pages_restored"]
     assert counters["selected_hot"] > 0
     assert counters["selected_missed"] > 0
     assert counters["selected_overflow"] == 0

@@ -116,6 +116,11 @@ def test_every_way_of_fetching_brings_all_rows(
     host = pool.rows(16 * 64 * 4 * ROW, 4 * ROW)
     placement = place(2, K, HOT, PAGES, len(host) // 64, generator(), together=True)
     whole, stored = (Ours(placement, pool, host, ROW, 4, stored=stored) for stored in (False, True))
+    places = [
+        [plane.host.data_ptr() - host.data_ptr() for group in ours.groups for plane in group.planes]
+        for ours in (whole, stored)
+    ]
+    assert places == [[0, ROW, 2 * ROW, 3 * ROW], [layer * len(host) * ROW for layer in range(4)]]
     tokens, computed = select(placement, 13, generator()), []
     step = listed.Step(whole, stored, SimpleNamespace(run=computed.append))  # type: ignore[arg-type]
     ours = whole if way == "one_launch" else stored

@@ -1,7 +1,7 @@
 """Page copies between the tiers: CPU -> reference, CUDA -> the copy engines, without any SM.
 
-A page is one piece of every plane in both tiers, so that nothing has to be transposed. Beside the engines a stand-in for
-a decode was 2.1 % slower at most; beside eight thread blocks that write to the host, 322 % (docs/kernels.md).
+A page is one piece of every plane in both tiers, so that nothing has to be transposed. Beside the engines a stand-in
+for a decode was 2.1 % slower at most; beside eight thread blocks that write to the host, 322 % (docs/kernels.md).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from bench_serving.kernels import (  # noqa: E402
     tune,
 )
 from bench_serving.kernels.ours import Ours  # noqa: E402
+from bench_serving.kernels.pages_layout import Copies  # noqa: E402
 from bench_serving.kernels.pool import HostBytes  # noqa: E402
 from bench_serving.kernels.selections import place, select  # noqa: E402
 from bench_serving.kernels.stock import Stock  # noqa: E402
@@ -165,6 +166,16 @@ def test_a_rehearsal_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(line.get("exact", True) and not line.get("wrong") for line in lines)
     report.show(tmp_path)
     assert capsys.readouterr().out.count("not measured") == 6  # batch 16, and steps beside copies and fetches
+
+
+def test_pages_to_copy_are_neighbours_or_scattered(tmp_path: Path) -> None:
+    rehearsal = bench.Bench("cpu", True, tmp_path)
+    for near in (True, False):
+        copies = Copies(rehearsal, 2, ROW, 20, near)
+        assert all(len(side.unique()) == 20 for side in copies.pairs.T)
+        steps = copies.pairs[copies.pairs[:, 1].argsort()].diff(dim=0)
+        together = int((steps == 1).all(dim=1).sum())
+        assert together == 19 if near else together < 5
 
 
 def test_a_failure_is_counted_and_the_rest_goes_on(

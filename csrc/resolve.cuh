@@ -160,13 +160,14 @@ struct FetchListed {
         << "a fetch needs thread blocks, in pairs an even number; got " << blocks;
     CHECK_HOST(threads > 0 && threads % 32 == 0 && threads <= kMaxListedThreads)
         << threads << " threads a block; whole warps, at most " << kMaxListedThreads;
-    const ListedParams params{
+    ListedParams params{
         .miss_rows = static_cast<const int2*>(miss_rows.data_ptr()),
         .miss_count = static_cast<const int32_t*>(miss_count.data_ptr()),
         .miss_stride = int32_t(listed_rows.unwrap()),
         .batch = int32_t(batch),
         .planes = plane_table(planes),
     };
+    params.set_rows();
     if (batch == 0 || params.planes.chunks == 0) return;
     LaunchKernel launch(static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads), device.unwrap());
     if (paired) launch.enable_cluster({2, 1, 1});

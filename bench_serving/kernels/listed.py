@@ -85,8 +85,9 @@ class Step:
     def apart(self) -> None:
         ours, fetch = self.stored, self._fetch
         batch = len(ours.request)
-        ours.launch(read_rows=not fetch.sweeps(batch), misses=fetch.misses)
-        fetch.start(ours.groups, batch)
+        with fetch.beside():
+            ours.launch(read_rows=not fetch.sweeps(batch), misses=fetch.misses)
+            fetch.start(ours.groups, batch)
         for layer in range(LAYERS):
             fetch.wait(layer)
             self._compute(layer)

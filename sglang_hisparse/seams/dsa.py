@@ -1,9 +1,9 @@
 """DSA on CUDA: selections become device rows at the one function that every backend's fused top-k passes.
 
-In decode the leader of an index group resolves and the layers behind it reuse the rows; in a resident graph
-(resident.py) the top-k found the rows itself. In extend the prefix has
-been brought back, so slots are only mapped. `-1` stays `-1`; the selection itself is never written, since the indexer
-and its followers still hold it.
+In decode the leader of an index group resolves, right behind the indexer, so that rows arrive while queries are made;
+the layers behind it reuse them. In a resident graph (resident.py) the top-k found the rows itself. In extend the prefix
+has been brought back, so slots are only mapped. `-1` stays `-1`; the selection itself is never written, since the
+indexer and its followers still hold it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,32 @@ class _Reading:
 
 
 _reading: _Reading | None = None
+_early: dict[int, torch.Tensor] = {}
+"""leader -> rows of its selection, from the indexer to its attention"""
 _group_rows: dict[int, torch.Tensor] = {}
+
+
+def start_rows(
+    result: torch.Tensor | None,
+    indexer: Any,
+    x: Any,
+    q_lora: Any,
+    positions: Any,
+    forward_batch: Any,
+    layer_id: int,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """After the indexer: a decode's selection is resolved, and what it misses fetched, beside what is left to do before
+    attention. CUDA-graph safe."""
+    tier = runtime.tier
+    if tier is None or result is None or layer_id not in tier.layout.leaders:
+        return result
+    if forward_batch.forward_mode.is_decode() and not resident_graph():
+        if SORTED:
+            result = result.sort(dim=-1, descending=True).values
+        _early[layer_id] = tier.resolve(layer_id, result, forward_batch.req_pool_indices)
+    return result
 
 
 def read_decode(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,9 +114,11 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
         return rows
     group = tier.layout.of_layer(reading.layer)
     if reading.layer in tier.layout.leaders:
-        _group_rows[group.index] = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
-    else:
-        tier.wait_for_rows(reading.layer)
+        rows = _early.pop(reading.layer, None)
+        if rows is None:  # an indexer that goes another way
+            rows = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
+        _group_rows[group.index] = rows
+    tier.wait_for_rows(reading.layer)
     if runtime.read_check is not None:
         runtime.read_check.read(reading.layer, result, _group_rows[group.index])
     return _group_rows[group.index]

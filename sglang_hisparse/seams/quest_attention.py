@@ -76,7 +76,9 @@ class QuestAttnBackend(TorchNativeAttnBackend):
             chosen = slots[positions]
             selection[i, : chosen.numel()] = chosen
             counts.append(chosen.numel())
-        rows = tier.resolve(layer.layer_id, selection, requests).long()
+        resolved = tier.resolve(layer.layer_id, selection, requests)
+        tier.wait_for_rows(layer.layer_id)
+        rows = resolved.long()
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         out = query.new_empty((query.shape[0], heads, layer.v_head_dim))

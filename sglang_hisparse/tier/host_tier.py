@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -232,20 +233,21 @@ class HostTier:
 
     def resolve(self, layer: int, selection: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
         """One step's selection of `layer`'s index group, int32 [rows, k] slots -> int32 device rows. Call it for the
-        leader; a follower calls `wait_for_rows` before it reads them. Graph-safe on CUDA for as many requests as the
-        list of misses has room for."""
+        leader, as soon as the selection is known; every layer calls `wait_for_rows` before it reads what they say or
+        where they point, and the selection stays as it is until the leader has. Graph-safe on CUDA for as many requests
+        as the list of misses has room for."""
         groups = self.layout.index_groups[self.layout.of_layer(layer).index]
         at_once = self.listed.batch if self.listed else len(request)
         if len(request) <= at_once:
             return self._resolve(groups, selection, request)
-        rows = torch.empty_like(selection)
+        parts = []
         for first in range(0, len(request), at_once):
             part = slice(first, first + at_once)
-            rows[part] = self._resolve(groups, selection[part], request[part])
+            parts.append(self._resolve(groups, selection[part], request[part]))
             for group in groups:
                 for layer in group.layers:
                     self.wait_for_rows(layer)  # the next part overwrites the list
-        return rows
+        return torch.cat(parts)
 
     def _resolve(
         self, groups: Sequence[Group], selection: torch.Tensor, request: torch.Tensor
@@ -253,23 +255,24 @@ class HostTier:
         leader, batch = groups[0], len(request)
         listed = self.listed if self.listed and self.listed.lists(groups, batch) else None
         reads = self.copy_rows and not (listed and listed.sweeps(batch))
-        rows = resolve_kernel.resolve(
-            self.tables,
-            leader,
-            selection,
-            request,
-            1,
-            stats=self.selected.rows[leader.index],
-            read_rows=reads,
-            heat=None if self.heat is None else self.heat.counts,
-            misses=listed.misses if listed else None,
-        )
-        if listed:
-            listed.start(groups, batch)
+        with self.listed.beside() if self.listed else nullcontext():
+            rows = resolve_kernel.resolve(
+                self.tables,
+                leader,
+                selection,
+                request,
+                1,
+                stats=self.selected.rows[leader.index],
+                read_rows=reads,
+                heat=None if self.heat is None else self.heat.counts,
+                misses=listed.misses if listed else None,
+            )
+            if self.listed:
+                self.listed.start(groups, batch)
         return rows
 
     def wait_for_rows(self, layer: int) -> None:
-        """Before `layer`, a follower, reads the rows that its leader resolved. Graph-safe."""
+        """Before `layer` reads the rows that its leader resolved. Graph-safe."""
         if self.listed is not None:
             self.listed.wait(layer)
 

@@ -1,15 +1,14 @@
-"""Rows that resolve lists and leaves to other launches: when, in which order, and on which stream.
+"""Resolve and the rows behind it on a side stream: what is fetched, in which order, and who waits.
 
-The layers behind a leader get theirs on a side stream, one after the other, each under the compute of the layers before
-it:
+A leader's selection is resolved as soon as it is known, beside what is left to do before its attention; the layers behind
+it get their rows one after the other, each under the compute of the layers before it:
 
-    main   resolve (leader's rows, list) | leader's layer | wait | layer 1 | wait | layer 2 | wait | layer 3
-    side                                 | rows of layer 1 | rows of layer 2 | rows of layer 3 |
+    main   indexer | queries, new keys                   | wait | leader's attention | ... | wait | layer 1 ...
+    side           | resolve (leader's rows, list) | rows of layer 1 | rows of layer 2 | rows of layer 3 |
 
 Where many requests decode, the leader's rows come from the list as well, request after request:
 
-    main   resolve (list) | leader's rows | leader's layer | wait | layer 1 ...
-    side                                  | rows of layer 1 | rows of layer 2 ...
+    side           | resolve (list) | leader's rows | rows of layer 1 | rows of layer 2 ...
 
 Both streams are part of a captured decode graph. The list is shared by all index groups: the next leader resolves
 after this group's last layer has waited. On the CPU everything runs in program order.
@@ -17,7 +16,8 @@ after this group's last layer has waited. On the CPU everything runs in program 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -53,30 +53,35 @@ class ListedFetch:
         """Whether resolve lists what `batch` requests miss in an index group, and `start` fetches some of it."""
         return len(groups) > 1 or cls.sweeps(batch)
 
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """The side stream, behind what was issued on the current one. Graph-safe on CUDA, nothing on the CPU."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
     def start(self, groups: Sequence[Group], batch: int) -> None:
-        """Right behind the leader's resolve on the current stream: fetch what it listed. Graph-safe on CUDA.
+        """Right behind the leader's resolve on the side stream: fetch what it listed. Graph-safe on CUDA.
 
         groups  those of one index group, the leader's first
         batch   requests of the step, at most `self.batch`
         """
-        if not self._copy_rows:
-            return
         leader, *behind = groups
-        if self.sweeps(batch):
+        if self._copy_rows and self.sweeps(batch):
             kernels.fetch_listed(leader, self.misses, batch, follows_resolve=True)
-        if not behind:
-            return
-        if self._stream is None:
-            for group in behind:
-                kernels.fetch_listed(group, self.misses, batch)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for group in behind:
-                kernels.fetch_listed(group, self.misses, batch)
-                ready = torch.cuda.Event()
-                ready.record()
-                self._ready.update(dict.fromkeys(group.layers, ready))
+        self._there(leader)
+        for group in behind if self._copy_rows else ():
+            kernels.fetch_listed(group, self.misses, batch)
+            self._there(group)
+
+    def _there(self, group: Group) -> None:
+        if self._stream is not None:
+            ready = torch.cuda.Event()
+            ready.record(self._stream)
+            self._ready.update(dict.fromkeys(group.layers, ready))
 
     def wait(self, layer: int) -> None:
         """Before `layer` reads: the current stream goes on once its rows are there. Graph-safe."""

@@ -41,15 +41,15 @@ def test_every_layer_reads_what_the_reference_reads(
     ]
 
     def step() -> None:
-        resolve.resolve(
-            twin.cuda, groups[0], selection, request, case.q, out, twin.stats[DEVICE],
-            read_rows=not swept, misses=fetch.misses, heat=twin.heat[DEVICE],
-        )  # fmt: skip
-        fetch.start(groups, batch)
-        torch.clamp(out, min=0, out=row)
+        with fetch.beside():
+            resolve.resolve(
+                twin.cuda, groups[0], selection, request, case.q, out, twin.stats[DEVICE],
+                read_rows=not swept, misses=fetch.misses, heat=twin.heat[DEVICE],
+            )  # fmt: skip
+            fetch.start(groups, batch)
         for layer, plane, rows in zip(group.layers, group.planes, read, strict=True):
-            if layer != group.layers[0]:
-                fetch.wait(layer)
+            fetch.wait(layer)
+            torch.clamp(out, min=0, out=row)
             torch.index_select(plane.rows, 0, row.view(-1), out=rows)
 
     step()

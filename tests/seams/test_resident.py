@@ -120,6 +120,38 @@ def test_other_graphs_and_eager_forwards_resolve(tier: HostTier) -> None:
     assert tier.counters()["selected_resident"] == 2 * ROWS * K
 
 
+def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier) -> None:
+    """Once, where a decode without a resident graph selects; attention takes what came of it, or resolves itself."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.model_executor.runner_utils.capture_mode import _set_capture_attention_variant
+
+    from sglang_hisparse.seams import dsa, resident
+
+    def select(layer: int, mode: ForwardMode, selection: torch.Tensor | None) -> torch.Tensor | None:
+        batch = SimpleNamespace(forward_mode=mode, req_pool_indices=torch.arange(ROWS))
+        return dsa.start_rows(selection, None, None, None, None, batch, layer_id=layer)
+
+    def resolved() -> int:
+        return int(tier.counters()["selected_resident"]) // (ROWS * K)
+
+    selection = torch.randint(PAGE, 41 * PAGE, (ROWS, K), dtype=torch.int32)
+    for mode, layer in ((ForwardMode.EXTEND, 0), (ForwardMode.DECODE, 1)):  # layer 1 follows
+        _set_capture_attention_variant(None)
+        assert select(layer, mode, selection) is selection and not resolved()
+    _set_capture_attention_variant(resident.RESIDENT)
+    assert select(0, ForwardMode.DECODE, selection) is selection and not resolved()
+    _set_capture_attention_variant(None)
+    assert select(0, ForwardMode.DECODE, None) is None and not resolved()
+    for steps in (1, 2):
+        assert select(0, ForwardMode.DECODE, selection) is selection and resolved() == steps
+        for layer in (0, 1, 2):
+            assert torch.equal(attend(layer, selection), tier.rows_of(selection))
+        assert resolved() == steps and not dsa._early
+        selection = selection.flip(1)
+    attend(0, selection)
+    assert resolved() == 3, "nobody resolved before"
+
+
 def test_sorted_by_slot(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests sort selections, so that attention sums in the order in which stock does."""
     from sglang_hisparse.seams import dsa, resident

@@ -114,8 +114,9 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
         return rows
     group = tier.layout.of_layer(reading.layer)
     if reading.layer in tier.layout.leaders:
-        rows = _early.pop(reading.layer, None)
-        if rows is None:  # an indexer that goes another way
+        if reading.layer in _early:
+            rows = _early.pop(reading.layer)
+        else:  # an indexer that goes another way
             rows = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
         _group_rows[group.index] = rows
     tier.wait_for_rows(reading.layer)

@@ -1,7 +1,7 @@
 """Resolve and the rows behind it on a side stream: what is fetched, in which order, and who waits.
 
-A leader's selection is resolved as soon as it is known, beside what is left to do before its attention; the layers behind
-it get their rows one after the other, each under the compute of the layers before it:
+A leader's selection is resolved as soon as it is known, beside what is left to do before its attention; the layers
+behind it get their rows one after the other, each under the compute of the layers before it:
 
     main   indexer | queries, new keys                   | wait | leader's attention | ... | wait | layer 1 ...
     side           | resolve (leader's rows, list) | rows of layer 1 | rows of layer 2 | rows of layer 3 |

@@ -83,6 +83,7 @@ class Bench:
                 except KeyboardInterrupt as error:
                     return str(error)
                 finally:
+                    _ignore_signals()  # one that came while servers are ended would leave the rest behind
                     self.close()
         finally:
             for one, handler in previous.items():
@@ -288,9 +289,13 @@ def _ignore(number: int, frame: Any) -> None:
 
 def _interrupt(number: int, frame: Any) -> None:
     """The first signal ends the run; what follows it is ignored, as the servers have to be ended in order."""
+    _ignore_signals()
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _ignore_signals() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, _ignore)
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def main(

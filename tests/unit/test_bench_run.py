@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -247,6 +248,21 @@ def test_an_interrupted_run_keeps_its_lines_and_goes_on(
     assert len((setting.folder / "runs").read_text().splitlines()) == 5
     kept = (setting.folder / "out" / "results.jsonl").read_text().splitlines()
     assert len(kept) == 5 and sum(text.endswith("conc") for text in kept) == 1
+
+
+def test_a_signal_while_servers_are_ended_leaves_none_behind(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = PretendedServer.close
+
+    def slow_close(server: PretendedServer) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(server)
+
+    monkeypatch.setattr(PretendedServer, "close", slow_close)
+    assert setting.run() == 0
+    assert len(setting.lines()) == 4
+    assert not +PretendedServer.alive_now
 
 
 def test_a_run_that_takes_too_long_is_ended(setting: Setting) -> None:

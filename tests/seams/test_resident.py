@@ -120,7 +120,9 @@ def test_other_graphs_and_eager_forwards_resolve(tier: HostTier) -> None:
     assert tier.counters()["selected_resident"] == 2 * ROWS * K
 
 
-def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier) -> None:
+def test_a_selection_is_resolved_behind_the_indexer(
+    tier: HostTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once, where a decode without a resident graph selects; attention takes what came of it, or resolves itself."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.model_executor.runner_utils.capture_mode import _set_capture_attention_variant
@@ -134,6 +136,8 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier) -> None:
     def resolved() -> int:
         return int(tier.counters()["selected_resident"]) // (ROWS * K)
 
+    waited: list[int] = []
+    monkeypatch.setattr(tier, "wait_for_rows", waited.append)
     selection = torch.randint(PAGE, 41 * PAGE, (ROWS, K), dtype=torch.int32)
     for mode, layer in ((ForwardMode.EXTEND, 0), (ForwardMode.DECODE, 1)):  # layer 1 follows
         _set_capture_attention_variant(None)
@@ -144,12 +148,15 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier) -> None:
     assert select(0, ForwardMode.DECODE, None) is None and not resolved()
     for steps in (1, 2):
         assert select(0, ForwardMode.DECODE, selection) is selection and resolved() == steps
+        assert not waited, "before anything is read"
         for layer in (0, 1, 2):
             assert torch.equal(attend(layer, selection), tier.rows_of(selection))
         assert resolved() == steps and not dsa._early
+        assert waited == [0, 1, 2], "every layer, the leader as well"
+        waited.clear()
         selection = selection.flip(1)
     attend(0, selection)
-    assert resolved() == 3, "nobody resolved before"
+    assert resolved() == 3 and waited == [0], "nobody resolved before"
 
 
 def test_sorted_by_slot(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:

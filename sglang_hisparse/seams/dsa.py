@@ -114,15 +114,17 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
         return rows
     group = tier.layout.of_layer(reading.layer)
     if reading.layer in tier.layout.leaders:
-        if reading.layer in _early:
-            rows = _early.pop(reading.layer)
-        else:  # an indexer that goes another way
+        rows = _early.pop(reading.layer, None)
+        if rows is None:  # an indexer that goes another way
             rows = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
         _group_rows[group.index] = rows
     tier.wait_for_rows(reading.layer)
+    rows = _group_rows[group.index]
+    if len(rows) < len(result):  # attention has padded its rows since the indexer
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, len(result) - len(rows)), value=-1)
     if runtime.read_check is not None:
-        runtime.read_check.read(reading.layer, result, _group_rows[group.index])
-    return _group_rows[group.index]
+        runtime.read_check.read(reading.layer, result, rows)
+    return rows
 
 
 def _resident_rows(tier: HostTier, layer: int, rows: torch.Tensor) -> torch.Tensor:

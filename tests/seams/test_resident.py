@@ -158,6 +158,12 @@ def test_a_selection_is_resolved_behind_the_indexer(
     attend(0, selection)
     assert resolved() == 3 and waited == [0], "nobody resolved before"
 
+    select(0, ForwardMode.DECODE, selection)
+    padded = torch.nn.functional.pad(selection, (0, 0, 0, 2), value=-1)  # as stock does where q has more rows
+    for layer in (0, 1, 2):
+        rows = attend(layer, padded)
+        assert torch.equal(rows[:ROWS], tier.rows_of(selection)) and (rows[ROWS:] == -1).all()
+
 
 def test_sorted_by_slot(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests sort selections, so that attention sums in the order in which stock does."""

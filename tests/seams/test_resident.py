@@ -120,9 +120,7 @@ def test_other_graphs_and_eager_forwards_resolve(tier: HostTier) -> None:
     assert tier.counters()["selected_resident"] == 2 * ROWS * K
 
 
-def test_a_selection_is_resolved_behind_the_indexer(
-    tier: HostTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, where a decode without a resident graph selects; attention takes what came of it, or resolves itself."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.model_executor.runner_utils.capture_mode import _set_capture_attention_variant

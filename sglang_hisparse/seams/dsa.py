@@ -114,10 +114,10 @@ def device_rows(result: torch.Tensor, backend: Any, topk_indices: torch.Tensor) 
         return rows
     group = tier.layout.of_layer(reading.layer)
     if reading.layer in tier.layout.leaders:
-        rows = _early.pop(reading.layer, None)
-        if rows is None:  # an indexer that goes another way
-            rows = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
-        _group_rows[group.index] = rows
+        early = _early.pop(reading.layer, None)
+        if early is None:  # an indexer that goes another way
+            early = tier.resolve(reading.layer, result, reading.batch.req_pool_indices)
+        _group_rows[group.index] = early
     tier.wait_for_rows(reading.layer)
     rows = _group_rows[group.index]
     if len(rows) < len(result):  # attention has padded its rows since the indexer

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .config import ROLES
-from .store import key_of, read_lines
+from .store import Key, key_of, read_lines
 
 Line = dict[str, Any]
+Samples = list[dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One results folder. `lines` holds the last line of every key."""
+    """One results folder. `lines` and `samples` hold what was written last for every key."""
 
     name: str
     lines: list[Line]
     environment: dict[str, Any]
     config: dict[str, Any]
+    samples: dict[Key, Samples] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Folder:
@@ -31,12 +33,14 @@ class Folder:
                 f"{path} has no results.jsonl; give a folder that bench_serving.run wrote"
             )
         lines = {key_of(line): line for line in read_lines(path / "results.jsonl")}
+        samples = {key_of(line): line["samples"] for line in read_lines(path / "samples.jsonl")}
         environment, config = path / "environment.json", path / "config.json"
         return cls(
             path.resolve().name,
             list(lines.values()),
             json.loads(environment.read_text()) if environment.exists() else {},
             json.loads(config.read_text()) if config.exists() else {},
+            samples,
         )
 
     def workloads(self) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any
 from .config import slug
 from .folder import Folder, Line, describe
 from .plots import plots
+from .store import key_of
+from .timeline import server_rate
 
 GB = 1e9
 
@@ -40,6 +42,7 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("x", lambda f, x, base: _times(x["output_tok_s"], base and base["output_tok_s"])),
     ("decode tok/s", lambda f, x, base: _number(x.get("decode_tok_s"))),
     ("x", lambda f, x, base: _times(x.get("decode_tok_s"), base and base.get("decode_tok_s"))),
+    ("by the server", lambda f, x, base: _number(server_rate(f.samples.get(key_of(x), [])), digits=0)),
     ("TPOT ms, median / p99", lambda f, x, base: _pair(x["tpot_ms"])),
     ("ITL ms, median / p99", lambda f, x, base: _pair(x["itl_ms"])),
     ("TTFT s, median / p99", lambda f, x, base: _pair(x["ttft_ms"], 1000.0, 2)),
@@ -186,8 +189,9 @@ def markdown(folders: Sequence[Folder], pictures: Iterable[str]) -> str:
         parts.append(
             f"{describe(folder)}. {shown}{f', commit {commit}' if commit else ''}. Client: stock "
             "`sglang.bench_serving`; commands in `commands.txt`. **decode tok/s** counts tokens after a request's "
-            "first, over the time in which steps ran, so that prefill is left out. **x** is over the first system of "
-            "the same concurrency."
+            "first, over the time in which steps ran, so that prefill is left out; **by the server**: its own gauge "
+            "while most requests ran, which a client that falls behind does not change. **x** is over the first system "
+            "of the same concurrency."
         )
         for workload in folder.workloads():
             parts.append(f"### {workload}")

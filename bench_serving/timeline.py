@@ -1,4 +1,4 @@
-"""Decode throughput out of what stock's client saw: prefill and waiting are left out.
+"""Decode throughput: out of what stock's client saw, prefill and waiting left out, and as the server says it.
 
 Output tokens a second, as stock reports them, mix prefill and decode: with long prompts and few new tokens they mostly
 say how fast a prompt is computed, which no KV tier changes. The gaps between a request's tokens tell the two apart.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 PAUSE = 5.0
 """A gap longer than this many times the median gap is a pause (another request's prefill, a retraction), no step."""
@@ -51,6 +51,23 @@ def decode_rate(
                 tokens += 1
     seconds = _covered(steps)
     return (tokens / seconds, seconds) if seconds > 0 else None
+
+
+def server_rate(samples: Sequence[Mapping[str, float]]) -> float | None:
+    """Tokens a second by the server's own gauge, while as many requests ran as ever did; None where it has none.
+
+    `samples` are a Sampler's. Where the client's rate is much lower, client or HTTP front end did not keep up. The
+    median, without what the gauge kept from the run before, and without values below half of the largest, as prefills
+    were still under way.
+    """
+    gauge = [sample.get("gen_tok_s", 0.0) for sample in samples]
+    kept = next((place for place, rate in enumerate(gauge) if rate != gauge[0]), len(gauge))
+    most = max((sample.get("running", 0) for sample in samples), default=0)
+    rates = [
+        r for r, sample in zip(gauge[kept:], samples[kept:], strict=True) if sample.get("running", 0) == most
+    ]
+    steady = [rate for rate in rates if rate > 0 and rate >= max(rates) / 2]
+    return statistics.median(steady) if steady else None
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

@@ -43,6 +43,10 @@ RATES = {
     "ours": {1: 99.9, 8: 597.0, 64: 2400.0},
     "ours, no copies": {64: 2500.0},
 }
+SAMPLES = [
+    {"running": 8, "gen_tok_s": 0},
+    *({"running": 64, "gen_tok_s": rate} for rate in (2450, 2460, 2470)),
+]
 ROLES = {"no tier": "baseline", "stock HiSparse": "other", "ours": "ours", "ours, no copies": "oracle"}
 
 
@@ -87,6 +91,8 @@ def folder(path: Path, *more: dict[str, Any]) -> Path:
     ]
     text = "".join(json.dumps(one) + "\n" for one in (*lines, *more))
     (path / "results.jsonl").write_text(text)
+    samples = {"system": "ours", "workload": "cold 32K", "concurrency": 64, "samples": SAMPLES}
+    (path / "samples.jsonl").write_text(json.dumps(samples) + "\n")
     (path / "config.json").write_text(json.dumps(tomllib.loads(CONFIG)))
     environment = {
         "gpus": [{"name": "NVIDIA H200"}],

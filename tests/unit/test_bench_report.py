@@ -37,6 +37,7 @@ def test_tables_start_with_the_baseline_and_show_factors(tmp_path: Path) -> None
     assert at_64[2][head.index("of no-IO")] == "96%"
     assert at_64[2][head.index("hot, of spilled")] == "86.6%"
     assert at_64[0][head.index("GB to device")] == "-"
+    assert [row[head.index("by the server")] for row in at_64] == ["-", "-", "2,460", "-"]
 
 
 def test_where_ours_is_worst_is_always_there(tmp_path: Path) -> None:

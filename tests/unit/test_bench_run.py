@@ -17,7 +17,7 @@ from bench_serving.client import Client
 from bench_serving.config import Config, System
 from bench_serving.models import Model
 from bench_serving.serving import ServerError
-from bench_serving.timeline import decode_rate, starts
+from bench_serving.timeline import decode_rate, server_rate, starts
 
 CONFIG = """
 name = "pretended"
@@ -343,3 +343,25 @@ def test_requests_beyond_the_concurrency_start_when_one_ends() -> None:
     assert starts([3.0, 1.0, 1.0, 5.0], 2) == [0.0, 0.0, 1.0, 2.0]
     one_at_a_time = decode_rate([1.0, 1.0], [[0.01] * 100, [0.01] * 100], 1)
     assert one_at_a_time == pytest.approx((100.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("running", "gauge", "wanted"),
+    [
+        ([8, 64, 64, 64, 64], [0, 13, 11_000, 12_000, 12_400], 12_000),
+        ([1, 1, 1, 1], [2_170, 2_170, 318, 320], 319),  # the gauge keeps the run before
+        ([8, 8, 7, 7], [0, 6_000, 9_000, 9_000], 6_000),
+        ([8, 8], [2_170, 2_170], None),
+        ([], [], None),
+        ([4, 4], [None, None], None),  # a server without the gauge
+    ],
+    ids=["prefills go on", "run before", "a last request", "nothing new", "no samples", "no gauge"],
+)
+def test_server_rate_is_of_the_time_when_most_ran(
+    running: list[int], gauge: list[float | None], wanted: float | None
+) -> None:
+    pairs = zip(running, gauge, strict=True)
+    samples = [
+        {"running": count} if rate is None else {"running": count, "gen_tok_s": rate} for count, rate in pairs
+    ]
+    assert server_rate(samples) == wanted

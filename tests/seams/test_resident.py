@@ -64,6 +64,14 @@ def attend(layer: int, selection: torch.Tensor) -> torch.Tensor:
     return dsa.device_rows(selection, SimpleNamespace(), selection)
 
 
+def after_indexer(layer: int, mode: Any, selection: torch.Tensor | None) -> torch.Tensor | None:
+    """What the indexer of `layer` returns with the hook behind it."""
+    from sglang_hisparse.seams import dsa
+
+    batch = SimpleNamespace(forward_mode=mode, req_pool_indices=torch.arange(ROWS))
+    return dsa.start_rows(selection, None, None, None, None, batch, layer_id=layer)
+
+
 def head(table: torch.Tensor) -> Metadata:
     from sglang_hisparse.seams.resident import make_device_table
 
@@ -127,10 +135,6 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier, monkeypatch:
 
     from sglang_hisparse.seams import dsa, resident
 
-    def select(layer: int, mode: ForwardMode, selection: torch.Tensor | None) -> torch.Tensor | None:
-        batch = SimpleNamespace(forward_mode=mode, req_pool_indices=torch.arange(ROWS))
-        return dsa.start_rows(selection, None, None, None, None, batch, layer_id=layer)
-
     def resolved() -> int:
         return int(tier.counters()["selected_resident"]) // (ROWS * K)
 
@@ -139,13 +143,13 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier, monkeypatch:
     selection = torch.randint(PAGE, 41 * PAGE, (ROWS, K), dtype=torch.int32)
     for mode, layer in ((ForwardMode.EXTEND, 0), (ForwardMode.DECODE, 1)):  # layer 1 follows
         _set_capture_attention_variant(None)
-        assert select(layer, mode, selection) is selection and not resolved()
+        assert after_indexer(layer, mode, selection) is selection and not resolved()
     _set_capture_attention_variant(resident.RESIDENT)
-    assert select(0, ForwardMode.DECODE, selection) is selection and not resolved()
+    assert after_indexer(0, ForwardMode.DECODE, selection) is selection and not resolved()
     _set_capture_attention_variant(None)
-    assert select(0, ForwardMode.DECODE, None) is None and not resolved()
+    assert after_indexer(0, ForwardMode.DECODE, None) is None and not resolved()
     for steps in (1, 2):
-        assert select(0, ForwardMode.DECODE, selection) is selection and resolved() == steps
+        assert after_indexer(0, ForwardMode.DECODE, selection) is selection and resolved() == steps
         assert not waited, "before anything is read"
         for layer in (0, 1, 2):
             assert torch.equal(attend(layer, selection), tier.rows_of(selection))
@@ -156,7 +160,7 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier, monkeypatch:
     attend(0, selection)
     assert resolved() == 3 and waited == [0], "nobody resolved before"
 
-    select(0, ForwardMode.DECODE, selection)
+    after_indexer(0, ForwardMode.DECODE, selection)
     padded = torch.nn.functional.pad(selection, (0, 0, 0, 2), value=-1)  # as stock does where q has more rows
     for layer in (0, 1, 2):
         rows = attend(layer, padded)
@@ -165,6 +169,9 @@ def test_a_selection_is_resolved_behind_the_indexer(tier: HostTier, monkeypatch:
 
 def test_sorted_by_slot(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests sort selections, so that attention sums in the order in which stock does."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.model_executor.runner_utils.capture_mode import _set_capture_attention_variant
+
     from sglang_hisparse.seams import dsa, resident
 
     monkeypatch.setattr(dsa, "SORTED", True)
@@ -173,6 +180,11 @@ def test_sorted_by_slot(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None
     slots = top_k(logits, None, K, metadata).sort(dim=-1, descending=True).values
     found = attend(0, resident.map_topk(top_k, logits, None, K, metadata))
     assert torch.equal(found, tier.rows_of(slots))
+
+    _set_capture_attention_variant(None)
+    selected = after_indexer(0, ForwardMode.DECODE, slots.flip(1))
+    assert selected is not None and torch.equal(selected, slots)
+    assert torch.equal(attend(0, selected), tier.rows_of(slots))
 
 
 def test_which_graph_a_forward_takes(tier: HostTier) -> None:

@@ -190,8 +190,8 @@ def markdown(folders: Sequence[Folder], pictures: Iterable[str]) -> str:
             f"{describe(folder)}. {shown}{f', commit {commit}' if commit else ''}. Client: stock "
             "`sglang.bench_serving`; commands in `commands.txt`. **decode tok/s** counts tokens after a request's "
             "first, over the time in which steps ran, so that prefill is left out; **by the server**: its own gauge "
-            "while most requests ran, which a client that falls behind does not change. **x** is over the first system "
-            "of the same concurrency."
+            "while most requests ran, which a front end that falls behind does not change. **x** is over the first "
+            "system of the same concurrency."
         )
         for workload in folder.workloads():
             parts.append(f"### {workload}")

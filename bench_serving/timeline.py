@@ -56,7 +56,7 @@ def decode_rate(
 def server_rate(samples: Sequence[Mapping[str, float]]) -> float | None:
     """Tokens a second by the server's own gauge, while as many requests ran as ever did; None where it has none.
 
-    `samples` are a Sampler's. Where the client's rate is much lower, client or HTTP front end did not keep up. The
+    `samples` are a Sampler's. Where the client's rate is much lower, SGLang's HTTP process did not keep up. The
     median, without what the gauge kept from the run before, and without values below half of the largest, as prefills
     were still under way.
     """

@@ -202,7 +202,7 @@ def test_more_requests_than_the_list_holds_are_resolved_in_parts(
     wanted = [call for part in parts for call in (part, *waits)]
     first = calls.index(parts[0])
     assert calls[first : first + len(wanted)] == wanted
-    assert calls[first + len(wanted) :][:2] == [1, 2], "the followers of the step itself"
+    assert calls[first + len(wanted) :][:3] == [0, 1, 2], "the layers of the step itself"
 
 
 def test_what_resolve_leaves_to_other_launches() -> None:
@@ -215,10 +215,11 @@ def test_what_resolve_leaves_to_other_launches() -> None:
 
 def test_the_oracle_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed_fetch.kernels, "fetch_listed", lambda *_, **__: pytest.fail("bytes moved"))
-    fetch = ListedFetch(2, 4, torch.device("cpu"), copy_rows=False)
-    for groups in tier_of(SMALL, MLA).layout.index_groups:
-        fetch.start(groups, 2)
-        fetch.wait(groups[-1].layers[0])
+    fetch = ListedFetch(64, 4, torch.device("cpu"), copy_rows=False)
+    for batch in (2, 64):  # the leader's rows read by resolve, and swept
+        for groups in tier_of(SMALL, MLA).layout.index_groups:
+            fetch.start(groups, batch)
+            fetch.wait(groups[-1].layers[0])
 
 
 @pytest.mark.parametrize("host", [40, 17], ids=["room", "full"])

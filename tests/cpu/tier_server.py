@@ -127,15 +127,15 @@ class TierServer(FakeServer):
                 none = torch.rand(width, generator=generator) < 0.1
                 selection[row] = torch.where(none | (picked < PAGE), -1, picked)
             selection[-1] = selection[0]  # a padded row of a CUDA graph
-            leader, *followers = [layer for group in groups for layer in group.layers]
-            rows = self.tier.resolve(leader, selection, requests)
-            for layer in followers:
+            layers = [layer for group in groups for layer in group.layers]
+            rows = self.tier.resolve(layers[0], selection, requests)
+            for layer in layers:
                 self.tier.wait_for_rows(layer)
             assert (rows[-1] == -1).all(), "a padded row reads nothing"
             assert torch.equal(rows[:-1] < 0, selection[:-1] < 0), (
                 "every selected slot gets a row, and no other"
             )
-            self._compare([leader, *followers], selection[:-1][rows[:-1] >= 0], rows[:-1][rows[:-1] >= 0])
+            self._compare(layers, selection[:-1][rows[:-1] >= 0], rows[:-1][rows[:-1] >= 0])
 
     def _compare(self, layers: list[int], slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Rows of all layers of the group hold what was written for their slots."""
